@@ -1,0 +1,40 @@
+# Everything runs in ./.venv, which `make setup` fills from requirements/cpu.lock.
+# Needs: Linux, Python 3.11+, make. Override: make test PYTHON=python3.12 PYTEST_ARGS='-k router'
+PYTHON ?= python3
+VENV ?= .venv
+PYTEST_ARGS ?=
+BIN := $(VENV)/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-fast lint format lock clean
+
+help: ## Show this help
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
+
+setup: ## Create the virtual environment and install the locked dependencies
+	@$(PYTHON) scripts/setup.py --venv $(VENV)
+
+demo: setup ## Serve four roles on one shared prefill and run the ReAct example on them
+	@$(BIN)/python -m examples.react.demo
+
+test: setup ## Run all tests, on real vLLM engines
+	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-fast: setup ## Run the tests that start no engine (about a minute)
+	@$(BIN)/python -m pytest -m "not engine" $(PYTEST_ARGS)
+
+lint: setup ## Check style and types
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+format: setup ## Rewrite files to the project's style
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+lock: ## Resolve the dependencies again and rewrite requirements/cpu.lock
+	@$(PYTHON) scripts/lock.py
+
+clean: ## Remove the virtual environment and every cache of the checkout
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist build demo-report.json
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
