@@ -1,0 +1,209 @@
+"""The cluster file: the one place where a cluster is described.
+
+Precedence: overrides (flags) > ``PREFILLSHARE_<SECTION>__<FIELD>`` > file > default.
+Unknown keys are errors. All objects are frozen; nothing here imports torch or vLLM.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+
+import yaml
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
+
+from prefillshare_server import config_sources as sources
+from prefillshare_server.config_errors import explain
+from prefillshare_server.errors import ConfigError
+from prefillshare_server.models import store
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ArgValue = str | int | float | bool | list[str]
+ROLE_NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
+ARG_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]*")
+
+
+def _check_args(value: object) -> object:
+    """vLLM argument names with hyphens and no dashes in front, values vLLM's CLI can take."""
+    if not isinstance(value, Mapping):
+        raise ValueError("expected a mapping of vLLM arguments, for example {max-num-seqs: 8}")
+    args: dict[str, ArgValue] = {}
+    for key, item in value.items():
+        # Environment variables cannot spell a hyphen, so underscores mean the same.
+        name = str(key).replace("_", "-")
+        if not ARG_NAME.fullmatch(name):
+            raise ValueError(f"{key!r} is not an argument name; write it as {name.lstrip('-')!r}")
+        if name in args:
+            raise ValueError(f"{name!r} is given twice")
+        is_list = isinstance(item, list) and all(isinstance(part, str) for part in item)
+        if not is_list and not isinstance(item, str | int | float | bool):
+            raise ValueError(
+                f"{name!r} is {item!r}; write a string, a number, true, false or a list of strings"
+            )
+        args[name] = item
+    return args
+
+
+def _check_role_name(name: str) -> str:
+    if not ROLE_NAME.fullmatch(name):
+        raise ValueError(
+            f"role name {name!r} must be lower-case letters, digits, '.', '_' or '-', "
+            "starting with a letter or digit"
+        )
+    return name
+
+
+Args = Annotated[dict[str, ArgValue], BeforeValidator(_check_args)]
+RoleName = Annotated[str, AfterValidator(_check_role_name)]
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+ModelRef = Annotated[str, Field(min_length=1)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Base(_Section):
+    """The model whose weights prefill every prompt."""
+
+    model: ModelRef
+    """Store name, directory, or hub id."""
+    name: str = Field(default="base", pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$")
+    """Its name in ``/v1/models``."""
+
+
+class PrefillPool(_Section):
+    """The prefill workers; all of them serve the base."""
+
+    replicas: int = Field(default=1, ge=1)
+    args: Args = {}
+    """Extra vLLM arguments: ``{max-num-seqs: 8}`` → ``--max-num-seqs 8``; true → a bare flag,
+    false → ``--no-flag``."""
+
+
+class DecodePool(_Section):
+    """What all decode workers have in common."""
+
+    args: Args = {}
+
+
+class Role(_Section):
+    """One role and the decoder (weights) that speaks for it."""
+
+    model: ModelRef
+    replicas: int = Field(default=1, ge=1)
+    args: Args = {}
+    """Extra vLLM arguments of this role's workers; they win over ``decode.args``."""
+
+
+class Router(_Section):
+    """The HTTP front."""
+
+    host: str = Field(default="127.0.0.1", min_length=1)
+    port: int = Field(default=8000, ge=1, le=65535)
+    session_ttl_s: Seconds = 1800
+    """An idle session is forgotten after this time."""
+    affinity: Literal["soft", "hard"] = "soft"
+    """What happens when a session's prefill worker is gone: bind anew, or fail."""
+
+
+class KV(_Section):
+    """KV blocks and their handoff."""
+
+    # A worker renews a lease every sixth of it, in whole seconds.
+    lease_s: int = Field(default=120, ge=6)
+    block_size: int | None = Field(default=None, ge=16, multiple_of=16)
+    """Tokens per KV block; None is 32 on CPU and 16 on GPU."""
+    blocks: int | None = Field(default=None, ge=1)
+    """KV blocks per worker; None is vLLM's choice on GPU and a memory-safe number on CPU."""
+
+
+class LayoutSettings(_Section):
+    """How a conversation becomes a prompt."""
+
+    kind: Literal["context-first", "model"] = "context-first"
+    """``model`` is the base's own template untouched: roles then share next to nothing."""
+    tail_role: Literal["system", "user"] = "system"
+    """Role of the final message that carries a role's instructions and tools."""
+    shared_head: str | None = None
+    """A system message that opens the prompt of every role."""
+
+
+class Timeouts(_Section):
+    """Every wait of the router and the launcher, in seconds."""
+
+    start_s: Seconds = 300
+    prefill_s: Seconds = 120
+    first_token_s: Seconds = 120
+    idle_stream_s: Seconds = 60
+
+
+class Cluster(_Section):
+    """A whole cluster: one base, its prefill workers, and a decoder per role."""
+
+    version: Literal[1] = 1
+    base: Base
+    prefill: PrefillPool = PrefillPool()
+    roles: dict[RoleName, Role] = Field(min_length=1)
+    decode: DecodePool = DecodePool()
+    router: Router = Router()
+    kv: KV = KV()
+    layout: LayoutSettings = LayoutSettings()
+    timeouts: Timeouts = Timeouts()
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Weights and KV of every worker."""
+    max_model_len: int | None = Field(default=None, ge=1)
+    """Context length of every worker, in tokens; None is the model's own."""
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> Self:
+        if self.base.name in self.roles:
+            raise ValueError(
+                f"role name {self.base.name!r} is also the served name of the base; "
+                "rename the role or set base.name"
+            )
+        return self
+
+    @classmethod
+    def load(cls, path: Path, overrides: Mapping[str, Any] | None = None) -> Cluster:
+        """Read `path`, apply environment and `overrides` (dotted paths), validate.
+
+        Model references that are directories become absolute paths, relative ones being
+        taken from the folder of `path`. Raises ConfigError with every problem found.
+        """
+        raw = sources.read_file(path)
+        roles = raw.get("roles")
+        settings = sources.from_environment() + sources.from_overrides(
+            overrides or {}, roles if isinstance(roles, Mapping) else {}
+        )
+        merged = sources.merge(raw, settings, str(path))
+        try:
+            cluster = cls.model_validate(merged)
+        except ValidationError as error:
+            raise ConfigError(*explain(error, cls, str(path), settings)) from None
+        return cluster._with_absolute_paths(path.resolve().parent)
+
+    def _with_absolute_paths(self, folder: Path) -> Cluster:
+        base = self.base.model_copy(
+            update={"model": store.absolute(self.base.model, relative_to=folder)}
+        )
+        roles = {
+            name: role.model_copy(update={"model": store.absolute(role.model, relative_to=folder)})
+            for name, role in self.roles.items()
+        }
+        return self.model_copy(update={"base": base, "roles": roles})
+
+    def to_yaml(self) -> str:
+        """The effective configuration, defaults included; loading it gives an equal Cluster."""
+        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)

@@ -1,0 +1,152 @@
+"""What `check` finds before anything starts."""
+
+import json
+import shutil
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prefillshare_server.check import check
+from prefillshare_server.config import Cluster
+
+
+@pytest.fixture(autouse=True)
+def _store(tiny_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PREFILLSHARE_HOME", str(tiny_home))
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        number: int = server.getsockname()[1]
+        return number
+
+
+def cluster(port: int, **changes: Any) -> Cluster:
+    roles = {"planner": {"model": "tiny-a"}, "critic": {"model": "tiny-b", "replicas": 2}}
+    raw = {"base": {"model": "tiny-base"}, "roles": roles, "router": {"port": port}}
+    return Cluster.model_validate({**raw, **changes})
+
+
+def lines(cluster: Cluster) -> list[str]:
+    return [str(problem) for problem in check(cluster)]
+
+
+@pytest.fixture
+def decoder(tiny_home: Path, tmp_path: Path) -> Path:
+    """A copy of tiny-a that a test may damage."""
+    return Path(shutil.copytree(tiny_home / "models" / "tiny-a", tmp_path / "decoder"))
+
+
+def test_a_family_that_fits_has_no_problems(port: int) -> None:
+    assert check(cluster(port)) == []
+
+
+@pytest.mark.parametrize(
+    ("model", "what"),
+    [
+        ("tiny-other-geometry", "does not fit the base: num_kv_heads 4 (base 2)"),
+        ("tiny-other-tokenizer", "its tokenizer is not the base's"),
+    ],
+)
+def test_a_decoder_that_does_not_fit_is_named_once(port: int, model: str, what: str) -> None:
+    roles = {"planner": {"model": "tiny-a"}, "critic": {"model": model}}
+
+    [problem] = check(cluster(port, roles=roles))
+
+    assert problem.where.startswith("roles.critic.model: ")
+    assert problem.what == what
+    assert problem.remedy
+
+
+def test_another_template_of_its_own_is_a_problem(port: int, decoder: Path) -> None:
+    (decoder / "chat_template.jinja").write_text("{{ messages }}")
+
+    [line] = lines(cluster(port, roles={"critic": {"model": str(decoder)}}))
+
+    assert "its chat template is not the base's" in line
+    assert "remove its own" in line
+
+
+def test_no_template_of_its_own_is_fine(port: int, decoder: Path) -> None:
+    (decoder / "chat_template.jinja").unlink()
+
+    assert check(cluster(port, roles={"critic": {"model": str(decoder)}})) == []
+
+
+def test_a_decoder_without_a_tokenizer_is_a_problem(port: int, decoder: Path) -> None:
+    (decoder / "tokenizer.json").unlink()
+
+    [line] = lines(cluster(port, roles={"critic": {"model": str(decoder)}}))
+
+    assert "has no tokenizer; if its token ids are the base's, copy" in line
+
+
+def test_every_role_is_looked_at(port: int, tmp_path: Path, decoder: Path) -> None:
+    (decoder / "model.safetensors").unlink()
+    roles = {
+        "gone": {"model": str(tmp_path / "gone")},
+        "hollow": {"model": str(decoder)},
+        "typo": {"model": "tiny-q"},
+    }
+
+    gone, hollow, typo = lines(cluster(port, roles=roles))
+
+    assert gone.startswith(f"roles.gone.model: {tmp_path / 'gone'}: there is no such directory")
+    assert "has no weights" in hollow
+    assert typo.startswith("roles.typo.model: model 'tiny-q': neither a store name")
+
+
+def test_a_missing_base_is_one_problem(port: int, tmp_path: Path) -> None:
+    [line] = lines(cluster(port, base={"model": str(tmp_path / "gone")}))
+
+    assert line.startswith("base.model: ")
+
+
+def test_weights_of_two_types_need_a_decision(port: int, decoder: Path) -> None:
+    raw = json.loads((decoder / "config.json").read_text())
+    (decoder / "config.json").write_text(json.dumps({**raw, "dtype": "bfloat16"}))
+    roles = {"critic": {"model": str(decoder)}}
+
+    [line] = lines(cluster(port, roles=roles))
+
+    assert "its weights are bfloat16, the base's float32; set dtype: float32" in line
+    assert check(cluster(port, roles=roles, dtype="float32")) == []
+
+
+def test_a_context_beyond_the_model_is_a_problem(port: int) -> None:
+    assert lines(cluster(port, max_model_len=5000)) == [
+        "max_model_len: 5000 is more than the base's own context of 4096 tokens; set at most 4096"
+    ]
+
+
+def test_a_layout_that_the_template_refuses_is_a_problem(
+    port: int, tiny_home: Path, tmp_path: Path
+) -> None:
+    base = shutil.copytree(tiny_home / "models" / "tiny-base", tmp_path / "base")
+    (base / "chat_template.jinja").write_text(
+        "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}"
+        "{% endif %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    )
+
+    [line] = lines(cluster(port, base={"model": str(base)}))
+
+    assert "no system; set layout.tail_role: user" in line
+
+
+def test_a_port_in_use_is_a_problem() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        taken = server.getsockname()[1]
+
+        [problem] = check(cluster(taken))
+
+    assert problem.where == "router.port"
+    assert f"cannot listen on 127.0.0.1:{taken} (address already in use)" in problem.what
+
+
+def test_an_unknown_host_is_a_problem(port: int) -> None:
+    [problem] = check(cluster(port, router={"host": "no such host", "port": port}))
+
+    assert problem.where == "router.host"
