@@ -1,0 +1,181 @@
+"""Account: what a call cost, for the client, the metrics and the session's ledger."""
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from prefillshare_server.router.ask import Ask
+from prefillshare_server.router.decode import WorkerAccount
+from prefillshare_server.router.fanout import Answer
+from prefillshare_server.router.handoff import Handoff
+from prefillshare_server.router.parts import Router
+from prefillshare_server.router.reply import StreamReply, WholeReply
+from prefillshare_server.router.sessions import Session
+from prefillshare_server.router.tally import Tally
+
+_KEPT_CHOICES = 4
+"""Answers of one call to remember; a client goes on with one of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What is known once prefill is done: the response headers."""
+
+    headers: Mapping[str, str]
+
+
+class Account:
+    """Of one call, from the moment its prompts are prefilled. Writes the session's ledger."""
+
+    def __init__(
+        self,
+        parts: Router,
+        ask: Ask,
+        session: Session | None,
+        handoffs: Sequence[Handoff],
+    ) -> None:
+        self._tokens = parts.tokens
+        self._decode = parts.decode
+        self._metrics = parts.metrics
+        self._ask = ask
+        self._session = session
+        self._handoffs = handoffs
+        self._tallies = {handoff: Tally() for handoff in handoffs}
+        self._reply = StreamReply(ask, len(handoffs)) if ask.stream else WholeReply(ask)
+        firsts = [handoff for handoff in handoffs if handoff.reader.choice == 0]
+        self._prompt_tokens = sum(len(handoff.reader.prompt.ids) for handoff in firsts)
+        self._cached_tokens = sum(handoff.cached_tokens for handoff in firsts)
+        self._computed_tokens = sum(handoff.computed_tokens for handoff in handoffs)
+        self._broken = firsts[0].reader.prompt.broken
+        self._note_prefill(firsts)
+
+    def head(self) -> Head:
+        """The response headers; sent before the first token."""
+        report = self._report(())
+        headers = {
+            "X-Request-Id": self._ask.request_id,
+            "X-PrefillShare-Prefill-Worker": report["prefill_worker"],
+            "X-PrefillShare-Decode-Worker": report["decode_worker"],
+            "X-PrefillShare-Affinity": report["affinity"],
+            "X-PrefillShare-Cached-Tokens": str(self._cached_tokens),
+            "X-PrefillShare-Computed-Tokens": str(self._computed_tokens),
+        }
+        if self._session is not None:
+            headers["X-PrefillShare-Session"] = self._session.id
+        return Head(headers)
+
+    def take(self, handoff: Handoff, answer: Answer) -> Sequence[Answer]:
+        """Count a decode worker's answer; returns what of it the client gets now."""
+        self._tallies[handoff].add(answer)
+        return self._reply.take(handoff, answer)
+
+    async def settled(self) -> Sequence[Answer]:
+        """Ask the decode workers what the call cost them, write it down, and finish the reply."""
+        accounts = await asyncio.gather(*map(self._decode.account, self._handoffs))
+        for handoff, account in zip(self._handoffs, accounts, strict=True):
+            self._metrics.decoded(
+                handoff, account.handoff_bytes or 0, account.prompt_tokens_computed or 0
+            )
+        self._note_decode(accounts)
+        return self._reply.finish(self._usage(), self._report(accounts))
+
+    def _note_prefill(self, firsts: Sequence[Handoff]) -> None:
+        self._metrics.placed(firsts[0].placed.affinity)
+        session, role = self._session, self._ask.role
+        if session is None:
+            return
+        if self._broken is not None:
+            self._metrics.broke(role)
+        if session.last_role not in (None, role):
+            self._metrics.switched(session.last_role or "", role)
+        session.last_role = role
+        session.decode_workers[role] = firsts[0].reader.worker.id
+        totals = session.totals
+        totals.calls += 1
+        totals.prompt_tokens += self._prompt_tokens
+        totals.cached_tokens += self._cached_tokens
+        totals.computed_tokens += self._computed_tokens
+        for handoff in firsts:
+            prompt = handoff.reader.prompt
+            totals.per_model_prefill_tokens += session.ledger.unseen(role, prompt.context_ids)
+            tail = (role, hash(tuple(prompt.tail_ids)))
+            if tail not in session.tails:
+                session.tails.add(tail)
+                totals.per_model_prefill_tokens += len(prompt.tail_ids)
+            handoff.context_end = session.ledger.keep_context(
+                prompt.kept, prompt.new_text, prompt.context_ids[prompt.kept_tokens :], role
+            )
+
+    def _note_decode(self, accounts: Sequence[WorkerAccount]) -> None:
+        session = self._session
+        if session is None:
+            return
+        session.totals.handoff_bytes += _sum(account.handoff_bytes for account in accounts) or 0
+        session.totals.generated_tokens += sum(t.generated_tokens for t in self._all())
+        if self._ask.kind != "chat":
+            return
+        context_end = self._handoffs[0].context_end
+        for tally in self._all()[:_KEPT_CHOICES]:
+            written = tally.written(self._tokens)
+            if written is None:
+                continue
+            if tally.tool_calls:
+                session.turns.keep(written.text, tally.content, tally.tool_calls)
+            opener_text, opener_ids = self._handoffs[0].reader.prompt.opener
+            if opener_text:
+                session.ledger.keep_answer(
+                    context_end, opener_text + written.text, [*opener_ids, *written.ids]
+                )
+
+    def _all(self) -> list[Tally]:
+        """Tallies in the order of the choices."""
+        return [self._tallies[handoff] for handoff in self._handoffs]
+
+    def _usage(self) -> dict[str, Any]:
+        """OpenAI's usage: each prompt counts once, whatever n is."""
+        first = self._all()[0].usage
+        completion = sum(tally.generated_tokens for tally in self._all())
+        usage: dict[str, Any] = {
+            **first,
+            "prompt_tokens": self._prompt_tokens,
+            "completion_tokens": completion,
+            "total_tokens": self._prompt_tokens + completion,
+            # The decode worker's own details tell what was cached there.
+            "prompt_tokens_details": {"cached_tokens": self._cached_tokens},
+        }
+        if details := first.get("completion_tokens_details"):
+            each = [tally.usage.get("completion_tokens_details") or {} for tally in self._all()]
+            usage["completion_tokens_details"] = {
+                key: _sum(counts.get(key) for counts in each) for key in details
+            }
+        return usage
+
+    def _report(self, accounts: Sequence[WorkerAccount]) -> dict[str, Any]:
+        """The `prefillshare` object; counts of decode workers are null where one gave none."""
+        return {
+            "session": self._session.id if self._session else None,
+            "role": self._ask.role,
+            "prefill_worker": _names(handoff.placed.worker.id for handoff in self._handoffs),
+            "decode_worker": _names(handoff.reader.worker.id for handoff in self._handoffs),
+            "affinity": self._handoffs[0].placed.affinity,
+            "cached_tokens": self._cached_tokens,
+            "computed_tokens": self._computed_tokens,
+            "handoff_bytes": _sum(account.handoff_bytes for account in accounts),
+            "base_tokens_reused": _sum(account.base_tokens_reused for account in accounts),
+            "decode_prompt_tokens_computed": _sum(
+                account.prompt_tokens_computed for account in accounts
+            ),
+            "break": asdict(self._broken) if self._broken else None,
+        }
+
+
+def _sum(counts: Iterable[int | None]) -> int | None:
+    """Sum of the known counts; None if none is known."""
+    known = [count for count in counts if count is not None]
+    return sum(known) if known else None
+
+
+def _names(ids: Iterable[str]) -> str:
+    """Each worker once, in order."""
+    return ",".join(dict.fromkeys(ids))

@@ -1,0 +1,246 @@
+"""The router as an ASGI application."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from prefillshare_server.config import Cluster
+from prefillshare_server.errors import ConfigError, Problem
+from prefillshare_server.models import checkpoint
+from prefillshare_server.models.layout import Layout
+from prefillshare_server.router.ask import Kind, parse
+from prefillshare_server.router.decode import Decode
+from prefillshare_server.router.errors import RouterError, unknown_session
+from prefillshare_server.router.metrics import Metrics
+from prefillshare_server.router.parts import Router
+from prefillshare_server.router.placement import Placement
+from prefillshare_server.router.prefill import Prefill
+from prefillshare_server.router.prompt import Prompts
+from prefillshare_server.router.respond import JSON, CallResponse, error_response
+from prefillshare_server.router.sessions import Sessions
+from prefillshare_server.router.tokens import Tokens
+from prefillshare_server.router.topology import WorkerEndpoint
+from prefillshare_server.router.workers import Workers
+
+_SWEEP_S = 10.0
+_PROBE_S = 5.0
+
+
+def create_app(cluster: Cluster, workers: Sequence[WorkerEndpoint], base_dir: Path) -> Starlette:
+    """The application over running `workers`. `base_dir` has the base's tokenizer and template.
+
+    Raises ConfigError if the base cannot be rendered or tokenised, or a kind of worker is missing.
+    """
+    max_model_len = _max_model_len(cluster, base_dir)
+    router = _router(cluster, workers, base_dir, max_model_len)
+    api = _Api(cluster, workers, router, max_model_len)
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        async with router.workers:
+            sweeping = asyncio.create_task(_sweep(router.sessions))
+            try:
+                yield
+            finally:
+                sweeping.cancel()
+                await router.prefill.close()
+                await router.decode.close()
+
+    app = Starlette(
+        routes=[
+            Route("/v1/chat/completions", api.chat, methods=["POST"]),
+            Route("/v1/completions", api.completions, methods=["POST"]),
+            Route("/v1/models", api.models),
+            Route("/v1/sessions/{id:path}", api.session, methods=["GET"]),
+            Route("/v1/sessions/{id:path}", api.end_session, methods=["DELETE"]),
+            Route("/health", api.health),
+            Route("/live", api.live),
+            Route("/metrics", api.metrics),
+        ],
+        exception_handlers={RouterError: _on_router_error, HTTPException: _on_http_error},
+        lifespan=lifespan,
+    )
+    app.state.router = router
+    return app
+
+
+def _router(
+    cluster: Cluster, workers: Sequence[WorkerEndpoint], base_dir: Path, max_model_len: int
+) -> Router:
+    metrics = Metrics()
+    sessions = Sessions(cluster.router.session_ttl_s)
+    placement = Placement(workers, sessions.pinned, affinity=cluster.router.affinity)
+    if not placement.prefill or not placement.decode:
+        raise ConfigError(
+            Problem(
+                "router",
+                f"{len(placement.prefill)} prefill workers and decode workers for "
+                f"{len(placement.decode)} roles",
+                "start at least one of each",
+            )
+        )
+    metrics.watch_pins(sessions.pinned.total)
+    client = Workers()
+    tokens = Tokens(base_dir)
+    layout = Layout.for_model(base_dir, cluster.layout)
+    decode = Decode(client, metrics, cluster.timeouts, max_model_len=max_model_len)
+    return Router(
+        workers=client,
+        sessions=sessions,
+        tokens=tokens,
+        prompts=Prompts(layout, tokens, max_model_len=max_model_len),
+        placement=placement,
+        prefill=Prefill(
+            client,
+            placement,
+            sessions,
+            metrics,
+            timeout_s=cluster.timeouts.prefill_s,
+            release=decode.release,
+        ),
+        decode=decode,
+        metrics=metrics,
+    )
+
+
+class _Api:
+    """The endpoints."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        workers: Sequence[WorkerEndpoint],
+        router: Router,
+        max_model_len: int,
+    ) -> None:
+        self._base_name = cluster.base.name
+        self._workers = workers
+        self._router = router
+        self._max_model_len = max_model_len
+        self._created = int(time.time())
+
+    async def chat(self, request: Request) -> Response:
+        return await self._call("chat", request)
+
+    async def completions(self, request: Request) -> Response:
+        return await self._call("completions", request)
+
+    async def _call(self, kind: Kind, request: Request) -> Response:
+        try:
+            body = await request.body()
+        except ClientDisconnect:
+            return Response(status_code=400)  # Nobody reads it.
+        ask = parse(
+            kind,
+            body,
+            request.headers,
+            roles=self._router.placement.roles,
+            base_name=self._base_name,
+        )
+        return CallResponse(self._router, ask)
+
+    async def models(self, _: Request) -> Response:
+        cards = [self._card(role, "role") for role in self._router.placement.roles]
+        return JSON({"object": "list", "data": [*cards, self._card(self._base_name, "base")]})
+
+    def _card(self, name: str, kind: str) -> dict[str, Any]:
+        return {
+            "id": name,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "prefillshare",
+            "parent": self._base_name if kind == "role" else None,
+            "max_model_len": self._max_model_len,
+            "prefillshare": {"kind": kind, "callable": kind == "role"},
+        }
+
+    async def session(self, request: Request) -> Response:
+        session = self._router.sessions.get(request.path_params["id"])
+        if session is None:
+            raise unknown_session(request.path_params["id"])
+        return JSON(session.report())
+
+    async def end_session(self, request: Request) -> Response:
+        session_id = request.path_params["id"]
+        if not self._router.sessions.end(session_id):
+            raise unknown_session(session_id)
+        return JSON({"id": session_id, "object": "prefillshare.session.deleted", "deleted": True})
+
+    async def health(self, _: Request) -> Response:
+        """200 while every worker answers."""
+        states = await asyncio.gather(*map(self._state, self._workers))
+        healthy = all(state == "ok" for state in states)
+        ids = [worker.id for worker in self._workers]
+        return JSON(
+            {
+                "status": "ok" if healthy else "unhealthy",
+                "workers": dict(zip(ids, states, strict=True)),
+            },
+            status_code=200 if healthy else 503,
+        )
+
+    async def _state(self, worker: WorkerEndpoint) -> str:
+        try:
+            async with (
+                asyncio.timeout(_PROBE_S),
+                self._router.workers.request("GET", worker, "/health", phase=worker.phase),
+            ):
+                return "ok"
+        except (RouterError, TimeoutError):
+            return "unreachable"
+
+    async def live(self, _: Request) -> Response:
+        """200 while the router itself runs."""
+        return JSON({"status": "ok"})
+
+    async def metrics(self, _: Request) -> Response:
+        return Response(
+            self._router.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8"
+        )
+
+
+def _max_model_len(cluster: Cluster, base_dir: Path) -> int:
+    """Context length of every worker: the cluster's, or the one vLLM takes from the base."""
+    limit = cluster.max_model_len or checkpoint.config(base_dir).get("max_position_embeddings")
+    if not isinstance(limit, int):
+        raise ConfigError(
+            Problem(
+                str(base_dir / "config.json"),
+                "has no max_position_embeddings",
+                "set max_model_len in the cluster file",
+            )
+        )
+    return limit
+
+
+async def _sweep(sessions: Sessions) -> None:
+    while True:
+        await asyncio.sleep(_SWEEP_S)
+        sessions.sweep()
+
+
+async def _on_router_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RouterError)
+    return error_response(error)
+
+
+async def _on_http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return error_response(
+        RouterError(
+            error.status_code,
+            f"{request.method} {request.url.path}: {error.detail}",
+            type="invalid_request_error",
+            code="not_found" if error.status_code == 404 else "method_not_allowed",
+            headers=error.headers,
+        )
+    )

@@ -1,0 +1,147 @@
+"""What a client asks for: the request body, checked for what no decode worker could do."""
+
+import re
+import time
+import uuid
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from pydantic_core import from_json
+
+from prefillshare_server.router.errors import bad_request, base_is_not_a_role, unknown_role
+from prefillshare_server.router.identity import Identity, identify
+
+Kind = Literal["chat", "completions"]
+
+MAX_CHOICES = 128
+
+_ONE_PROMPT = "the router renders the prompt once, for the base and the decoders alike"
+_NO_PROMPT_LOGITS = "the decoder never computes the prompt: its KV comes from the base"
+
+_REFUSED: dict[str, str] = {
+    "best_of": "ask for n choices instead",
+    "chat_template": f"{_ONE_PROMPT}; set the layout in the cluster file",
+    "continue_final_message": "a role's instructions stand between the messages and the answer",
+    "ec_transfer_params": "transfer parameters are the router's to set",
+    "echo": _NO_PROMPT_LOGITS,
+    "kv_transfer_params": "transfer parameters are the router's to set",
+    "prompt_embeds": "the base prefills token ids",
+    "prompt_logprobs": _NO_PROMPT_LOGITS,
+    "suffix": "the decoders do not fill gaps",
+    "truncate_prompt_tokens": "cutting the prompt would break the shared prefix; shorten it",
+    "use_beam_search": "a handoff feeds one sequence; ask for n choices instead",
+}
+"""Fields that vLLM takes and this cluster cannot serve, and why."""
+
+_PRINTABLE = re.compile(r"[\x21-\x7e]{1,128}")
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One request of a client. `body` is as it was sent and never mutated."""
+
+    kind: Kind
+    body: Mapping[str, Any]
+    role: str
+    who: Identity
+    n: int
+    stream: bool
+    include_usage: bool
+    """The client wants the usage chunk at the end of its stream."""
+    return_token_ids: bool
+    request_id: str
+    """The client's X-Request-Id, or one made here; echoed to the client and never sent on, since
+    clients repeat theirs when they retry."""
+    started_at: float = field(default_factory=time.perf_counter)
+
+    @property
+    def answer_id(self) -> str:
+        """`id` of the answer and of all chunks of its stream."""
+        return ("chatcmpl-" if self.kind == "chat" else "cmpl-") + self.request_id
+
+    @property
+    def max_tokens(self) -> int | None:
+        """Most tokens to generate per choice, if the client said."""
+        value = self.body.get(self.max_tokens_field)
+        return value if isinstance(value, int) else None
+
+    @property
+    def max_tokens_field(self) -> str:
+        """Name of the field that says so."""
+        if self.kind == "chat" and self.body.get("max_completion_tokens") is not None:
+            return "max_completion_tokens"
+        return "max_tokens"
+
+
+def parse(
+    kind: Kind, raw: bytes, headers: Mapping[str, str], *, roles: Collection[str], base_name: str
+) -> Ask:
+    """Read a request. `headers` is case-insensitive.
+
+    Raises RouterError 400 for what cannot be served and 404 for an unknown role. Everything not
+    mentioned here is left to the decode worker, whose errors reach the client unchanged.
+    """
+    body = _object(raw)
+    role = _role(body.get("model"), roles, base_name)
+    _refuse(kind, body)
+    options = body.get("stream_options")
+    given_id = headers.get("x-request-id", "")
+    return Ask(
+        kind=kind,
+        body=body,
+        role=role,
+        who=identify(headers, body),
+        n=_choices(body.get("n")),
+        stream=bool(body.get("stream")),
+        include_usage=isinstance(options, Mapping) and bool(options.get("include_usage")),
+        return_token_ids=bool(body.get("return_token_ids")),
+        request_id=given_id if _PRINTABLE.fullmatch(given_id) else uuid.uuid4().hex,
+    )
+
+
+def _object(raw: bytes) -> Mapping[str, Any]:
+    try:
+        body = from_json(raw)
+    except ValueError as error:
+        raise bad_request(f"the request body is not JSON: {error}", None) from None
+    if not isinstance(body, dict):
+        raise bad_request("the request body must be a JSON object", None)
+    return body
+
+
+def _role(model: object, roles: Collection[str], base_name: str) -> str:
+    if not isinstance(model, str) or not model:
+        raise bad_request(
+            f"model must name a role of this cluster: {', '.join(sorted(roles))}", "model"
+        )
+    if model in roles:
+        return model
+    raise base_is_not_a_role(model, roles) if model == base_name else unknown_role(model, roles)
+
+
+def _refuse(kind: Kind, body: Mapping[str, Any]) -> None:
+    for name, why in _REFUSED.items():
+        value = body.get(name)
+        if value is None or value is False:
+            continue
+        if name == "best_of" and value == (body.get("n") or 1):
+            continue
+        raise bad_request(f"{name} is not supported: {why}", name, code="unsupported_parameter")
+    if kind == "completions":
+        return
+    for name, only in (("add_generation_prompt", True), ("add_special_tokens", False)):
+        if body.get(name, only) not in (only, None):
+            raise bad_request(
+                f"{name} must be {str(only).lower()}: {_ONE_PROMPT}",
+                name,
+                code="unsupported_parameter",
+            )
+
+
+def _choices(n: object) -> int:
+    if n is None:
+        return 1
+    if not isinstance(n, int) or isinstance(n, bool) or not 1 <= n <= MAX_CHOICES:
+        raise bad_request(f"n must be a whole number from 1 to {MAX_CHOICES}, not {n!r}", "n")
+    return n

@@ -1,0 +1,33 @@
+"""The life of one call. Start reading here."""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from functools import partial
+
+from prefillshare_server.router.account import Account, Head
+from prefillshare_server.router.admission import admitted
+from prefillshare_server.router.ask import Ask
+from prefillshare_server.router.fanout import Answer, merged
+from prefillshare_server.router.parts import Router
+
+
+async def call(router: Router, ask: Ask) -> AsyncGenerator[Head | Answer, None]:
+    """Yield the response's head, then its chunks or its one JSON answer.
+
+    Closing the generator, like an error, aborts what runs at the workers, returns what is leased
+    and takes the call out of every count. Raises RouterError.
+    """
+    with router.sessions.opened(ask.who) as session:  # 1. who: session, pin
+        prompts = await router.prompts.tokens(ask, session)  # 2. tokens: rendered once
+        with admitted(router.placement, ask, session, prompts) as readers:  # 3. admit
+            router.metrics.admitted(ask.started_at)
+            async with router.prefill.handoffs(ask, session, readers) as handoffs:  # 4. prefill
+                account = Account(router, ask, session, handoffs)
+                yield account.head()
+                decode = partial(router.decode.answers, ask)
+                async with aclosing(merged(handoffs, decode)) as answers:  # 5. handoff, 6. decode
+                    async for handoff, answer in answers:
+                        for part in account.take(handoff, answer):
+                            yield part
+                for part in await account.settled():  # 7. account
+                    yield part

@@ -1,0 +1,76 @@
+"""From a prefilled prompt to the one sequence that is decoded from it."""
+
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from prefillshare_server.router.ledger import Break, Piece
+from prefillshare_server.router.placement import Placed
+from prefillshare_server.router.topology import WorkerEndpoint
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt as token ids: what the session shares, then what only this call needs."""
+
+    ids: Sequence[int]
+    context_tokens: int
+    """Leading ids that the session's next prompts repeat; the rest is the role's own tail."""
+    kept: Piece | None = None
+    """The part of the context the ledger had already."""
+    new_text: str | None = None
+    """The context behind it; None where the client sent no messages."""
+    opener: tuple[str, Sequence[int]] = ("", ())
+    """The generation prompt: the next context repeats it in front of the answer."""
+    broken: Break | None = None
+
+    @property
+    def kept_tokens(self) -> int:
+        """Tokens the session sent to prefill, or generated, before."""
+        return self.kept.tokens if self.kept else 0
+
+    @property
+    def context_ids(self) -> Sequence[int]:
+        """Ids of the context."""
+        return self.ids[: self.context_tokens]
+
+    @property
+    def tail_ids(self) -> Sequence[int]:
+        """Ids of instructions, tools and generation prompt."""
+        return self.ids[self.context_tokens :]
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """One sequence to decode: one of the n choices for one prompt."""
+
+    index: int
+    """Of the choice in the client's answer."""
+    choice: int
+    """Of the choice among those for the same prompt."""
+    prompt: Prompt
+    worker: WorkerEndpoint
+    request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    """X-Request-Id at the workers. Fresh, since workers want unique ids."""
+
+
+@dataclass(slots=True, eq=False)
+class Handoff:
+    """KV of a prompt, leased on a prefill worker, for exactly one reader."""
+
+    reader: Reader
+    placed: Placed
+    params: Mapping[str, Any]
+    """`kv_transfer_params` of the prefill worker's answer."""
+    cached_tokens: int
+    """Prompt tokens the prefill worker found in its prefix cache."""
+    context_end: Piece | None = None
+    """Where the ledger keeps the context."""
+    taken: bool = False
+    """A decode worker has the request and answers for the lease."""
+
+    @property
+    def computed_tokens(self) -> int:
+        """Prompt tokens the prefill worker computed."""
+        return len(self.reader.prompt.ids) - self.cached_tokens

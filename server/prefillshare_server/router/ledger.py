@@ -1,0 +1,182 @@
+"""What a session has already tokenised: reused ids, and where a context broke off.
+
+Contexts of one session mostly extend each other. A kept context is a chain of pieces, each with
+its text, its ids and a link to the piece it follows, so a session costs about as much memory as
+its longest contexts. Pieces that no kept end leads to are garbage.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+KEPT_ENDS = 16
+"""Ends of contexts and of generated answers: those of the eight or so most recent calls."""
+
+
+class Piece:
+    """A stretch of context after `parent`. Immutable but for `roles`."""
+
+    __slots__ = ("chars", "ids", "parent", "roles", "text", "tokens")
+
+    def __init__(self, parent: Piece | None, text: str | None, ids: Sequence[int]) -> None:
+        self.parent = parent
+        self.text = text
+        """None where the client sent ids."""
+        self.ids = array("I", ids)
+        self.chars: int = (parent.chars if parent else 0) + len(text or "")
+        self.tokens: int = (parent.tokens if parent else 0) + len(ids)
+        """Both count from the start of the context to the end of this piece."""
+        self.roles: set[str] = set()
+        """Roles that had the context up to here prefilled."""
+
+    def path(self) -> list[Piece]:
+        """The pieces from the start of the context to this one."""
+        pieces: list[Piece] = []
+        piece: Piece | None = self
+        while piece is not None:
+            pieces.append(piece)
+            piece = piece.parent
+        return pieces[::-1]
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """The longest kept context that a text extends and whose ids it can reuse."""
+
+    end: Piece | None = None
+    ids: tuple[int, ...] = ()
+    extends: bool = True
+    """Whether the text extends any recent context (or there is none): the prefix did not break."""
+
+    @property
+    def chars(self) -> int:
+        """Length of the matched text."""
+        return self.end.chars if self.end else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Break:
+    """A context that extends none of the recent ones."""
+
+    token_index: int
+    """Leading tokens it still shares with a kept one."""
+    lost_tokens: int
+    """Tokens of the session's latest context behind that point."""
+
+
+class Ledger:
+    """Kept contexts of one session. Used from the event loop only; nothing here blocks."""
+
+    def __init__(self) -> None:
+        self._ends: OrderedDict[Piece, None] = OrderedDict()
+        self._latest: Piece | None = None
+
+    def fork(self) -> Self:
+        """A ledger that knows the same contexts and goes its own way."""
+        copy = type(self)()
+        copy._ends = self._ends.copy()
+        copy._latest = self._latest
+        return copy
+
+    def match(self, text: str, splits_at: Callable[[str, int], bool]) -> Match:
+        """Find what `text` can reuse; its tokens are only cut where `splits_at` allows it."""
+        if not self._ends:
+            return Match()
+        fits: set[Piece] = set()
+        best: Piece | None = None
+        for piece in self._pieces():
+            if piece.text is None or (piece.parent and piece.parent not in fits):
+                continue
+            if text.startswith(piece.text, piece.chars - len(piece.text)):
+                fits.add(piece)
+                if (best is None or piece.chars > best.chars) and splits_at(text, piece.chars):
+                    best = piece
+        extends = not fits.isdisjoint(self._ends)
+        ids = tuple(i for piece in best.path() for i in piece.ids) if best else ()
+        return Match(best, ids, extends)
+
+    def break_at(self, ids: Sequence[int]) -> Break:
+        """Where the tokens of a context that extends no recent one leave the kept ones."""
+        common = max(self._common(ids).values(), default=0)
+        latest = self._latest.tokens if self._latest else 0
+        return Break(token_index=common, lost_tokens=max(latest - common, 0))
+
+    def unseen(self, role: str, ids: Sequence[int]) -> int:
+        """How many of `ids` come after the longest prefix that `role` had prefilled before."""
+        known = (count for piece, count in self._common(ids).items() if role in piece.roles)
+        return len(ids) - max(known, default=0)
+
+    def keep_context(
+        self, after: Piece | None, text: str | None, ids: Sequence[int], role: str
+    ) -> Piece | None:
+        """Remember a context that `role` had prefilled: `after`, and then `text` as `ids`.
+
+        Returns its end; None for the empty context.
+        """
+        end = self._piece(after, text, ids) if ids else after
+        if end is not None:
+            for piece in end.path():
+                piece.roles.add(role)
+            self._touch(end)
+            self._latest = end
+        return end
+
+    def keep_answer(self, after: Piece | None, text: str, ids: Sequence[int]) -> None:
+        """Remember the answer to a context, with the ids that were generated."""
+        self._touch(self._piece(after, text, ids))
+
+    def _piece(self, after: Piece | None, text: str | None, ids: Sequence[int]) -> Piece:
+        for end in self._ends:
+            # The first ids of a text stay, so that concurrent branches agree on them.
+            if end.parent is after and text is not None and end.text == text:
+                return end
+        return Piece(after, text, ids)
+
+    def _touch(self, end: Piece) -> None:
+        self._ends[end] = None
+        self._ends.move_to_end(end)
+        while len(self._ends) > KEPT_ENDS:
+            self._ends.popitem(last=False)
+
+    def _pieces(self) -> Iterator[Piece]:
+        """Every kept piece once, parents first."""
+        seen: set[Piece] = set()
+        for end in self._ends:
+            chain: list[Piece] = []
+            piece: Piece | None = end
+            while piece is not None and piece not in seen:
+                seen.add(piece)
+                chain.append(piece)
+                piece = piece.parent
+            yield from reversed(chain)
+
+    def _common(self, ids: Sequence[int]) -> dict[Piece, int]:
+        """For every piece, how many leading tokens of its context equal those of `ids`."""
+        wanted = array("I", ids)
+        common: dict[Piece, int] = {}
+        for piece in self._pieces():
+            start = piece.tokens - len(piece.ids)
+            count = common[piece.parent] if piece.parent else 0
+            # Behind a difference nothing counts: KV depends on all tokens before it.
+            if count == start:
+                count += _common_prefix(piece.ids, wanted[start : piece.tokens])
+            common[piece] = count
+        return common
+
+
+def _common_prefix(left: array[int], right: array[int]) -> int:
+    """Length of the common prefix, by a few block comparisons instead of one per token."""
+    low, high = 0, min(len(left), len(right))
+    if left[:high] == right[:high]:
+        return high
+    while low < high:
+        middle = (low + high + 1) // 2
+        if left[low:middle] == right[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

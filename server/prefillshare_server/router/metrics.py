@@ -1,0 +1,174 @@
+"""Prometheus metrics. Labels never hold session ids, and `vllm:` is left to the workers."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from prefillshare_server.router.handoff import Handoff
+
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+_OVERHEAD = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5)
+
+
+class Metrics:
+    """The metrics of one router, in a registry of their own."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        self._requests = self._counter("router_requests", "Calls ended.", "model", "result")
+        self._duration = self._histogram(
+            "router_request_duration_seconds", "Whole calls.", _SECONDS, "model"
+        )
+        self._overhead = self._histogram(
+            "router_overhead_seconds",
+            "From the received request to its first worker call: render, tokenise, place.",
+            _OVERHEAD,
+        )
+        self._ttft = self._histogram(
+            "ttft_seconds", "From the request to the first chunk of a stream.", _SECONDS, "model"
+        )
+        self._itl = self._histogram(
+            "itl_seconds", "Between the chunks of a stream.", _SECONDS, "model"
+        )
+        self._prefill = self._histogram(
+            "prefill_duration_seconds", "Prefill calls.", _SECONDS, "worker"
+        )
+        self._cached = self._counter(
+            "prefill_cached_tokens", "Prompt tokens found in the prefix cache.", "worker"
+        )
+        self._computed = self._counter(
+            "prefill_computed_tokens", "Prompt tokens computed by the base.", "worker"
+        )
+        self._handoff_bytes = self._counter(
+            "handoff_bytes", "KV moved to decode workers.", "model", "worker"
+        )
+        self._handoff_failures = self._counter(
+            "handoff_failures", "Handoffs nothing was decoded from.", "reason"
+        )
+        self._pending = self._gauge("kv_pending_handoffs", "KV leases in hand now.")
+        self._lease_expired = self._counter("kv_lease_expired", "Handoffs read too late.")
+        self._local_prefill = self._counter(
+            "decode_local_prefill_tokens",
+            "Prompt tokens besides the last that decoders computed. Anything but 0 is a defect.",
+            "worker",
+        )
+        self._preemptions = self._counter(
+            "decode_preemptions", "Calls that decode workers ended for lack of KV blocks.", "worker"
+        )
+        self._affinity = self._counter("session_affinity", "Calls by affinity.", "result")
+        self._rebinds = self._counter("session_rebinds", "Sessions pinned anew.", "reason")
+        self._switches = self._counter(
+            "model_switches", "Role changes between calls of a session.", "from", "to"
+        )
+        self._breaks = self._counter(
+            "prefix_breaks", "Contexts that extend none of their session.", "model"
+        )
+        self._retries = self._counter("retries", "Repeated worker calls.", "phase")
+        self._stream_errors = self._counter(
+            "stream_errors", "Streams that ended in an error event.", "reason"
+        )
+        self._pins = self._gauge("session_pins", "Sessions pinned to a prefill worker.")
+
+    def render(self) -> bytes:
+        """All metrics in Prometheus' text format."""
+        return generate_latest(self._registry)
+
+    def watch_pins(self, count: Callable[[], float]) -> None:
+        """Read the number of pinned sessions from `count` whenever metrics are asked for."""
+        self._pins.set_function(count)
+
+    def ended(self, model: str, result: str, seconds: float) -> None:
+        """A call ended; `result` is "ok", "client_closed" or an error code."""
+        self._requests.labels(model, result).inc()
+        self._duration.labels(model).observe(seconds)
+
+    def admitted(self, started_at: float) -> None:
+        """A call that came in at `started_at` (perf_counter) goes to its first worker now."""
+        self._overhead.observe(time.perf_counter() - started_at)
+
+    def first_chunk(self, model: str, seconds: float) -> None:
+        """The first chunk of a stream was sent `seconds` after the request."""
+        self._ttft.labels(model).observe(seconds)
+
+    def next_chunk(self, model: str, seconds: float) -> None:
+        """A later chunk was sent `seconds` after the one before."""
+        self._itl.labels(model).observe(seconds)
+
+    @contextmanager
+    def prefill_duration(self, worker: str) -> Iterator[None]:
+        """Time the block as one prefill call."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._prefill.labels(worker).observe(time.perf_counter() - start)
+
+    @contextmanager
+    def pending_handoffs(self, count: int) -> Iterator[None]:
+        """Count leases as in hand while the block runs."""
+        self._pending.inc(count)
+        try:
+            yield
+        finally:
+            self._pending.dec(count)
+
+    def prefilled(self, handoff: Handoff) -> None:
+        """A prefill succeeded."""
+        worker = handoff.placed.worker.id
+        self._cached.labels(worker).inc(handoff.cached_tokens)
+        self._computed.labels(worker).inc(handoff.computed_tokens)
+
+    def placed(self, affinity: str) -> None:
+        """A call got its prefill worker."""
+        self._affinity.labels(affinity).inc()
+        if affinity == "rebound":
+            self._rebinds.labels("worker_unreachable").inc()
+
+    def switched(self, before: str, after: str) -> None:
+        """A session changed its role."""
+        self._switches.labels(before, after).inc()
+
+    def broke(self, model: str) -> None:
+        """A context did not extend its session's."""
+        self._breaks.labels(model).inc()
+
+    def decoded(self, handoff: Handoff, moved: int, own_prompt_tokens: int) -> None:
+        """A decode worker's account of a finished call."""
+        worker = handoff.reader.worker
+        self._handoff_bytes.labels(worker.role or "", worker.id).inc(moved)
+        self._local_prefill.labels(worker.id).inc(max(own_prompt_tokens - 1, 0))
+
+    def decode_gave_up(self, handoff: Handoff, code: str) -> None:
+        """A decode worker ended a call; `code` is the error's."""
+        self._handoff_failures.labels(code).inc()
+        if code == "decode_preempted":
+            self._preemptions.labels(handoff.reader.worker.id).inc()
+        if code == "lease_expired":
+            self._lease_expired.inc()
+
+    def handoff_failed(self, code: str) -> None:
+        """A handoff came to nothing."""
+        self._handoff_failures.labels(code).inc()
+
+    def retried(self, phase: str) -> None:
+        """A worker call is repeated on another worker."""
+        self._retries.labels(phase).inc()
+
+    def stream_failed(self, code: str) -> None:
+        """A stream that had begun ended in an error event."""
+        self._stream_errors.labels(code).inc()
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"prefillshare_{name}", text, labels, registry=self._registry)
+
+    def _gauge(self, name: str, text: str) -> Gauge:
+        return Gauge(f"prefillshare_{name}", text, registry=self._registry)
+
+    def _histogram(
+        self, name: str, text: str, buckets: tuple[float, ...], *labels: str
+    ) -> Histogram:
+        return Histogram(
+            f"prefillshare_{name}", text, labels, buckets=buckets, registry=self._registry
+        )

@@ -1,0 +1,26 @@
+"""The parts of a router, put together once per application."""
+
+from dataclasses import dataclass
+
+from prefillshare_server.router.decode import Decode
+from prefillshare_server.router.metrics import Metrics
+from prefillshare_server.router.placement import Placement
+from prefillshare_server.router.prefill import Prefill
+from prefillshare_server.router.prompt import Prompts
+from prefillshare_server.router.sessions import Sessions
+from prefillshare_server.router.tokens import Tokens
+from prefillshare_server.router.workers import Workers
+
+
+@dataclass(frozen=True, slots=True)
+class Router:
+    """The parts a call passes through."""
+
+    workers: Workers
+    sessions: Sessions
+    tokens: Tokens
+    prompts: Prompts
+    placement: Placement
+    prefill: Prefill
+    decode: Decode
+    metrics: Metrics

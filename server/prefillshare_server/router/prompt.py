@@ -1,0 +1,144 @@
+"""From a request to token ids: rendered and tokenised once, for the base and the decoder alike."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from prefillshare_server.models.layout import Layout
+from prefillshare_server.router.ask import Ask
+from prefillshare_server.router.errors import bad_request, context_too_long
+from prefillshare_server.router.handoff import Prompt
+from prefillshare_server.router.ledger import Ledger
+from prefillshare_server.router.messages import prepared
+from prefillshare_server.router.sessions import Session
+from prefillshare_server.router.tokens import Tokens
+
+_ASK = {"role": "user", "content": "a question"}
+_ANSWER = "prefillshare-answer"
+
+
+class Prompts:
+    """Renders and tokenises. Reads the session's ledger and never changes it."""
+
+    def __init__(self, layout: Layout, tokens: Tokens, *, max_model_len: int) -> None:
+        self._layout = layout
+        self._tokens = tokens
+        self._max_model_len = max_model_len
+        self._opener_text = _opener(layout)
+
+    async def tokens(self, ask: Ask, session: Session | None) -> list[Prompt]:
+        """The prompts of a request: one, or one for each prompt of a completions request.
+
+        Raises RouterError(400) for what cannot be rendered, tokenised or fitted in.
+        """
+        if ask.kind == "chat":
+            prompts = [await self._chat(ask, session)]
+        else:
+            prompts = [await self._completion(ask, given) for given in _given(ask.body)]
+        for prompt in prompts:
+            self._require_room(ask, prompt)
+        return prompts
+
+    async def _chat(self, ask: Ask, session: Session | None) -> Prompt:
+        messages, tools = ask.body.get("messages"), ask.body.get("tools")
+        if not isinstance(messages, list):
+            raise bad_request("messages must be a list of messages", "messages")
+        if tools is not None and not isinstance(tools, list):
+            raise bad_request("tools must be a list of tools", "tools")
+        try:
+            context, full = self._layout.render(
+                prepared(messages, session.turns if session else None),
+                tools,
+                template_kwargs=_template_kwargs(ask.body),
+            )
+        except ValueError as error:
+            raise bad_request(str(error), _field(str(error))) from None
+        return await self._prompt(session, context, full[len(context) :])
+
+    async def _prompt(self, session: Session | None, context: str, tail: str) -> Prompt:
+        """Tokenise what is new. The tail is always cut off, so it can never move the context."""
+        ledger = session.ledger if session else Ledger()
+        match = ledger.match(context, self._tokens.splits_at)
+        new_text = context[match.chars :]
+        context_ids = [*match.ids, *await self._tokens.encode(new_text)]
+        tail_ids = await self._tokens.encode(tail)
+        return Prompt(
+            ids=context_ids + tail_ids,
+            context_tokens=len(context_ids),
+            kept=match.end,
+            new_text=new_text,
+            opener=(self._opener_text, await self._tokens.encode(self._opener_text)),
+            # A child knows its parent's contexts and need not go on with one of them.
+            broken=None
+            if match.extends or not (session and session.totals.calls)
+            else ledger.break_at(context_ids),
+        )
+
+    async def _completion(self, ask: Ask, given: str | list[int]) -> Prompt:
+        if isinstance(given, str):
+            special = ask.body.get("add_special_tokens", True)
+            ids = await self._tokens.encode(given, add_special=bool(special))
+        else:
+            ids = given
+        return Prompt(ids=ids, context_tokens=len(ids))
+
+    def _require_room(self, ask: Ask, prompt: Prompt) -> None:
+        if not prompt.ids:
+            raise bad_request(
+                "the prompt is empty; at least one token is needed",
+                "messages" if ask.kind == "chat" else "prompt",
+            )
+        wanted = max(ask.max_tokens or 1, 1)
+        if len(prompt.ids) + wanted > self._max_model_len:
+            field = "messages" if ask.kind == "chat" else "prompt"
+            raise context_too_long(
+                len(prompt.ids),
+                wanted,
+                self._max_model_len,
+                field if len(prompt.ids) >= self._max_model_len else ask.max_tokens_field,
+            )
+
+
+def _opener(layout: Layout) -> str:
+    """What the layout writes between a conversation and an assistant's answer to it."""
+    asked = layout.render([_ASK]).context
+    answered = layout.render([_ASK, {"role": "assistant", "content": _ANSWER}]).context
+    opener, found, _ = answered.removeprefix(asked).partition(_ANSWER)
+    # A template may write earlier turns otherwise than the latest: then no answer is ever found
+    # again, and every turn is tokenised as text.
+    return opener if found and answered.startswith(asked) else ""
+
+
+def _template_kwargs(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Template variables of a request, as vLLM derives them."""
+    given = body.get("chat_template_kwargs")
+    if given is not None and not isinstance(given, Mapping):
+        raise bad_request("chat_template_kwargs must be an object", "chat_template_kwargs")
+    variables = dict(given or {})
+    for name in ("documents", "reasoning_effort"):
+        if body.get(name) is not None:
+            variables[name] = body[name]
+    if body.get("reasoning_effort") is not None:
+        variables.setdefault("enable_thinking", body["reasoning_effort"] != "none")
+    return variables
+
+
+def _given(body: Mapping[str, Any]) -> list[Any]:
+    """The prompts of a completions request, each a text or a list of ids."""
+    given: Any = body.get("prompt")
+    prompts = given if isinstance(given, list) and not _is_ids(given) else [given]
+    if prompts and all(isinstance(prompt, str) or _is_ids(prompt) for prompt in prompts):
+        return prompts
+    raise bad_request(
+        "prompt must be a text, a list of token ids, or a non-empty list of these", "prompt"
+    )
+
+
+def _is_ids(value: Any) -> bool:
+    # bool is an int as well; no token id is meant by it.
+    return isinstance(value, list) and bool(value) and all(type(i) is int and i >= 0 for i in value)
+
+
+def _field(message: str) -> str | None:
+    """The field a layout's error names in front: `messages[1].content: …`."""
+    name, colon, _ = message.partition(":")
+    return name if colon and name.startswith(("messages", "chat_template_kwargs")) else None

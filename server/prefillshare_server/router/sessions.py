@@ -1,0 +1,147 @@
+"""Sessions: which prefill worker holds a conversation's KV, and what the session has cost."""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from prefillshare_server.router.identity import Identity
+from prefillshare_server.router.ledger import Ledger
+from prefillshare_server.router.turns import Turns
+
+
+@dataclass(slots=True)
+class Totals:
+    """Sums over a session's calls; tokens and bytes. Work done for a call that failed later
+    counts as well."""
+
+    calls: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    """Found in the prefill worker's prefix cache."""
+    computed_tokens: int = 0
+    """Computed by the prefill worker."""
+    handoff_bytes: int = 0
+    generated_tokens: int = 0
+    per_model_prefill_tokens: int = 0
+    """What one prefill worker per role would have computed: for each role the tokens that are new
+    to it. Its instructions and tools count once, as if they stood at the head of its prompts."""
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """One conversation, whichever roles take part. Lives in the event loop's thread."""
+
+    id: str
+    ledger: Ledger
+    turns: Turns
+    prefill_worker: str | None = None
+    """The pin. None until a prefill succeeded."""
+    placing: str | None = None
+    """Where the first prefill is running: calls that start meanwhile go there too."""
+    totals: Totals = field(default_factory=Totals)
+    decode_workers: dict[str, str] = field(default_factory=dict)
+    """The last one per role, in order of the roles' first call."""
+    tails: set[tuple[str, int]] = field(default_factory=set)
+    """(role, hash of its instructions and tools) that were prefilled before."""
+    last_role: str | None = None
+    in_flight: int = 0
+    used_at: float = 0.0
+
+    def report(self) -> dict[str, Any]:
+        """What `GET /v1/sessions/{id}` answers."""
+        return {
+            "id": self.id,
+            "object": "prefillshare.session",
+            **asdict(self.totals),
+            "roles": list(self.decode_workers),
+            "prefill_worker": self.prefill_worker,
+        }
+
+
+class Sessions:
+    """All live sessions by id: the pin depends on the session alone, never on the model."""
+
+    def __init__(self, ttl_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._ttl_s = ttl_s
+        self._clock = clock
+        self._sessions: dict[str, Session] = {}
+        self.pinned: Counter[str] = Counter()
+        """Sessions per prefill worker."""
+
+    @property
+    def in_flight(self) -> int:
+        """Calls that hold a session now."""
+        return sum(session.in_flight for session in self._sessions.values())
+
+    @contextmanager
+    def opened(self, who: Identity) -> Iterator[Session | None]:
+        """The session of a call for as long as the call runs; None for a call without one.
+
+        On leaving, a session that never got a prefill worker is forgotten, and so is one whose
+        final call came to its end.
+        """
+        if who.session is None:
+            yield None
+            return
+        session = self._sessions.get(who.session) or self._new(who.session, who.parent)
+        session.in_flight += 1
+        finished = False
+        try:
+            yield session
+            finished = True
+        finally:
+            session.in_flight -= 1
+            session.used_at = self._clock()
+            unbound = session.prefill_worker is None and session.in_flight == 0
+            if unbound or (finished and who.final):
+                self._forget(session)
+
+    def bind(self, session: Session, worker: str) -> None:
+        """Pin `session` to `worker`, whose prefill of the session's context succeeded."""
+        if self._sessions.get(session.id) is not session:
+            return  # Ended while the call ran: nothing may come back to life.
+        if session.prefill_worker is not None:
+            self.pinned[session.prefill_worker] -= 1
+        session.prefill_worker = worker
+        self.pinned[worker] += 1
+
+    def get(self, session_id: str) -> Session | None:
+        """The live session of this id."""
+        session = self._sessions.get(session_id)
+        return session if session is not None and session.prefill_worker is not None else None
+
+    def end(self, session_id: str) -> bool:
+        """Forget a session; calls in flight finish undisturbed. False if there is none."""
+        session = self.get(session_id)
+        if session is not None:
+            self._forget(session)
+        return session is not None
+
+    def sweep(self) -> int:
+        """Forget the sessions that were idle for their time to live; returns how many."""
+        deadline = self._clock() - self._ttl_s
+        idle = [s for s in self._sessions.values() if not s.in_flight and s.used_at <= deadline]
+        for session in idle:
+            self._forget(session)
+        return len(idle)
+
+    def _new(self, session_id: str, parent_id: str | None) -> Session:
+        parent = self.get(parent_id) if parent_id is not None else None
+        session = Session(
+            session_id,
+            ledger=parent.ledger.fork() if parent else Ledger(),
+            turns=parent.turns.fork() if parent else Turns(),
+        )
+        self._sessions[session_id] = session
+        if parent is not None and parent.prefill_worker is not None:
+            self.bind(session, parent.prefill_worker)
+        return session
+
+    def _forget(self, session: Session) -> None:
+        if self._sessions.get(session.id) is session:
+            del self._sessions[session.id]
+            if session.prefill_worker is not None:
+                self.pinned[session.prefill_worker] -= 1

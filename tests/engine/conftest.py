@@ -1,0 +1,64 @@
+"""One cluster on real vLLM engines for the tests of this folder: 2 prefill workers, 4 roles."""
+
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import openai
+import pytest
+
+from prefillshare_server.config import Cluster
+from prefillshare_server.models import store
+from tests.served import Served, serve_in_thread
+
+CLUSTER = """\
+version: 1
+base: {model: tiny-base}
+prefill: {replicas: 2}
+roles:
+  planner: {model: tiny-a}
+  toolcaller: {model: tiny-c}
+  solver: {model: tiny-b}
+  critic: {model: tiny-c}
+decode:
+  args:
+    # Random weights like blanks, and JSON may hold any number of them.
+    structured-outputs-config: '{"disable_any_whitespace": true}'
+dtype: float32
+max_model_len: 4096
+kv: {blocks: 512}
+timeouts: {start_s: 240}
+"""
+
+
+@pytest.fixture(scope="session")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """The running cluster; started once, stopped after the last test that used it."""
+    folder = tmp_path_factory.mktemp("cluster")
+    path = folder / "cluster.yaml"
+    path.write_text(CLUSTER)
+    with serve_in_thread(Cluster.load(path), log_dir=folder / "logs") as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def models() -> dict[str, Path]:
+    """Model directories by the name of the base or role they serve."""
+    names = {"base": "tiny-base", "planner": "tiny-a", "solver": "tiny-b"}
+    return {role: store.resolve(name) for role, name in names.items()}
+
+
+@pytest.fixture
+def client(served: Served) -> Iterator[openai.OpenAI]:
+    """A plain openai client on the router."""
+    with openai.OpenAI(base_url=f"{served.url}/v1", api_key="local", max_retries=0) as plain:
+        yield plain
+
+
+@pytest.fixture
+def new_session() -> Callable[[], str]:
+    """Fresh session ids, different in every test and run."""
+    return lambda: f"test-session-{next(_NUMBERS)}"
+
+
+_NUMBERS = itertools.count()

@@ -1,0 +1,53 @@
+"""The ReAct example runs on any cluster with its four roles, and its report adds up."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.served import Served
+
+pytestmark = pytest.mark.engine
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def report(served: Served, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """`demo-report.json` of one run. The tiny models talk nonsense; the schemas keep them going."""
+    path = tmp_path_factory.mktemp("example") / "report.json"
+    command = [sys.executable, "-m", "examples.react", "--base-url", f"{served.url}/v1"]
+    run = subprocess.run(
+        [*command, "--report", str(path)],
+        cwd=ROOT,
+        timeout=240,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
+
+
+def test_every_call_is_a_role_switch_within_one_prefill_worker(report: dict[str, Any]) -> None:
+    assert report["sessions"] == 2
+    assert report["calls"] == len(report["per_call"])
+    assert report["model_switches"] == report["calls"] - report["sessions"]
+    assert report["prefill_workers_per_session"] == 1
+
+
+def test_the_base_computes_each_context_token_once(report: dict[str, Any]) -> None:
+    cached, computed = report["prefill_cached_tokens"], report["prefill_computed_tokens"]
+    assert cached + computed == report["prompt_tokens"]
+    # One prefill per role would have computed the growing context once for each of four roles.
+    assert computed < report["per_model_prefill_tokens"]
+
+
+def test_decoders_process_one_prompt_token_per_call(report: dict[str, Any]) -> None:
+    assert report["decode_prompt_tokens_computed"] == report["calls"]
+    assert report["preemptions"] == 0
+    assert report["handoff_bytes"] == sum(call["handoff_bytes"] for call in report["per_call"]) > 0

@@ -1,0 +1,180 @@
+"""MOCK workers for tests of the router: they speak the workers' HTTP and compute nothing.
+
+A `MockCluster` keeps one ledger of KV leases for all its mock workers. It checks what the router
+sends (a decode call must bring a lease that was made for exactly its token ids and not read
+before) and can break in the ways real workers do. It proves nothing about vLLM: tests/engine does
+that.
+"""
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from aiohttp import web
+from tokenizers import Tokenizer
+
+from prefillshare_server.router.topology import WorkerEndpoint
+
+BLOCK = 16
+MAX_MODEL_LEN = 2048
+SILENCE_S = 60
+
+PrefillFault = Literal["drop", "hang", "no_blocks", "status_500", "status_400", "slow"]
+
+
+@dataclass
+class Lease:
+    """KV blocks that a mock prefill worker holds for one reader."""
+
+    ids: list[int]
+    params: dict[str, Any]
+
+
+@dataclass
+class MockCluster:
+    """The ledger all mock workers of a test share, and everything they saw."""
+
+    tokenizer: Tokenizer
+    leases: dict[str, Lease] = field(default_factory=dict)
+    violations: list[str] = field(default_factory=list)
+    """Protocol errors of the router; a test fails if there are any."""
+    numbers: Any = field(default_factory=itertools.count)
+
+
+def error_answer(status: int, message: str, code: int | str) -> web.Response:
+    kind = "BadRequestError" if status < 500 else "InternalServerError"
+    body = {"error": {"message": message, "type": kind, "param": None, "code": code}}
+    return web.json_response(body, status=status)
+
+
+class MockWorker:
+    """What both kinds have in common: an HTTP server that counts open requests."""
+
+    def __init__(self, cluster: MockCluster, worker_id: str) -> None:
+        self.cluster = cluster
+        self.id = worker_id
+        self.requests: list[dict[str, Any]] = []
+        """Bodies of generating requests."""
+        self.open_requests = 0
+        self.aborted = 0
+        """Requests whose connection was closed under them."""
+        self.url = ""
+        self._runner: web.AppRunner | None = None
+
+    @property
+    def endpoint(self) -> WorkerEndpoint:
+        """As the router is told of it, once it runs."""
+        raise NotImplementedError
+
+    def routes(self) -> list[web.RouteDef]:
+        return [web.get("/health", self._health)]
+
+    async def start(self) -> None:
+        @web.middleware
+        async def count(request: web.Request, handler: Any) -> Any:
+            self.open_requests += 1
+            try:
+                return await handler(request)
+            except asyncio.CancelledError:
+                self.aborted += 1
+                raise
+            finally:
+                self.open_requests -= 1
+
+        app = web.Application(middlewares=[count], client_max_size=2**26)
+        app.add_routes(self.routes())
+        # As vLLM does: a closed connection ends its request.
+        self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        await site.start()
+        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+
+    async def stop(self) -> None:
+        """From now on connections are refused."""
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+
+    async def _health(self, request: web.Request) -> web.Response:
+        return web.Response()
+
+    def expect(self, condition: bool, what: str) -> None:
+        if not condition:
+            self.cluster.violations.append(f"{self.id}: {what}")
+
+
+class MockPrefill(MockWorker):
+    """A mock prefill worker with a prefix cache of whole blocks."""
+
+    def __init__(self, cluster: MockCluster, worker_id: str) -> None:
+        super().__init__(cluster, worker_id)
+        self.fault: PrefillFault | None = None
+        self.gate = asyncio.Event()
+        """`slow` prefills wait for it."""
+        self._cache: set[tuple[int, ...]] = set()
+
+    @property
+    def endpoint(self) -> WorkerEndpoint:
+        return WorkerEndpoint(self.id, "prefill", None, self.url, "base", BLOCK, 1024)
+
+    def routes(self) -> list[web.RouteDef]:
+        return [*super().routes(), web.post("/v1/completions", self._complete)]
+
+    async def _complete(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        self.requests.append(body)
+        ids = body["prompt"]
+        self.expect("X-Request-Id" in request.headers, "no X-Request-Id")
+        self.expect(body["model"] == "base", f"model {body['model']!r}")
+        self.expect(body["max_tokens"] == 1 and not body["stream"], "not a plain prefill")
+        self.expect(body["kv_transfer_params"]["do_remote_decode"], "no do_remote_decode")
+        self.expect(not {"tools", "messages", "n"} & body.keys(), f"extra fields {sorted(body)}")
+        if self.fault == "hang":
+            await asyncio.sleep(SILENCE_S)
+        if self.fault == "slow":
+            await self.gate.wait()
+        if self.fault == "drop":
+            assert request.transport is not None
+            request.transport.abort()
+            return web.Response()
+        if self.fault == "status_500":
+            return error_answer(500, "Internal server error", 500)
+        if self.fault == "status_400":
+            return error_answer(400, "Token id 99999 is out of vocabulary", 400)
+        return web.json_response({"choices": [{}], "kv_transfer_params": self._lease(ids)})
+
+    def _lease(self, ids: list[int]) -> dict[str, Any]:
+        cached = 0
+        # The last token is always computed, for its logits.
+        while cached + BLOCK < len(ids) and tuple(ids[: cached + BLOCK]) in self._cache:
+            cached += BLOCK
+        self._cache |= {tuple(ids[:end]) for end in range(BLOCK, len(ids) + 1, BLOCK)}
+        number = next(self.cluster.numbers)
+        blocks = 0 if self.fault == "no_blocks" else -(-len(ids) // BLOCK)
+        params = {
+            "do_remote_prefill": True,
+            "do_remote_decode": False,
+            "remote_block_ids": [list(range(blocks))],
+            "remote_request_id": f"{self.id}-{number}",
+            "remote_prefill_cached_tokens": cached,
+            "prefillshare": {"base_len": len(ids), "base_fingerprint": "f" * 16, "expires_at": 0},
+        }
+        if blocks:
+            self.cluster.leases[f"{self.id}-{number}"] = Lease(ids, params)
+        return params
+
+
+@asynccontextmanager
+async def running(*workers: MockWorker) -> AsyncIterator[None]:
+    """Serve on free ports for as long as the block runs."""
+    for worker in workers:
+        await worker.start()
+    try:
+        yield
+    finally:
+        for worker in workers:
+            await worker.stop()

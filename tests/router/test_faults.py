@@ -1,0 +1,287 @@
+"""What the client sees when a worker or the client itself fails, and that all counts drain."""
+
+import asyncio
+from typing import Any
+
+import aiohttp
+import pytest
+
+from tests.router.conftest import Bench, Start
+
+SESSION = {"X-Session-ID": "s"}
+
+
+def code_of(body: Any) -> Any:
+    return body["error"]["code"]
+
+
+async def test_a_dead_prefill_worker_is_a_503_that_names_it(start: Start) -> None:
+    async with start() as bench:
+        await bench.prefill[0].stop()
+        status, body, _ = await bench.chat()
+        assert status == 503
+        assert code_of(body) == "worker_unreachable"
+        assert "prefill-0" in body["error"]["message"]
+
+
+@pytest.mark.parametrize("dead", [True, False])
+async def test_a_soft_pin_moves_once_when_its_worker_is_gone(start: Start, dead: bool) -> None:
+    async with start(prefill=2) as bench:
+        _, first, _ = await bench.chat(headers=SESSION)
+        [home] = [w for w in bench.prefill if w.id == first["prefillshare"]["prefill_worker"]]
+        if dead:
+            await home.stop()
+        else:
+            home.fault = "drop"
+        _, second, _ = await bench.chat(headers=SESSION)
+        assert second["prefillshare"]["affinity"] == "rebound"
+        assert second["prefillshare"]["prefill_worker"] != home.id
+        _, third, _ = await bench.chat(headers=SESSION)
+        assert third["prefillshare"]["affinity"] == "hit"
+        assert third["prefillshare"]["prefill_worker"] == second["prefillshare"]["prefill_worker"]
+        assert await bench.metric("prefillshare_session_rebinds_total") == 1
+
+
+async def test_a_hard_pin_fails_when_its_worker_is_gone(start: Start) -> None:
+    async with start(prefill=2, settings={"router": {"affinity": "hard"}}) as bench:
+        _, first, _ = await bench.chat(headers=SESSION)
+        [home] = [w for w in bench.prefill if w.id == first["prefillshare"]["prefill_worker"]]
+        await home.stop()
+        for _ in range(2):
+            status, body, _ = await bench.chat(headers=SESSION)
+            assert (status, code_of(body)) == (503, "worker_unreachable")
+            assert home.id in body["error"]["message"]
+
+
+async def test_a_new_session_finds_the_worker_that_lives(start: Start) -> None:
+    async with start(prefill=2) as bench:
+        await bench.prefill[0].stop()
+        for number in range(3):
+            status, body, _ = await bench.chat(headers={"X-Session-ID": f"s{number}"})
+            assert (status, body["prefillshare"]["affinity"]) == (200, "new")
+
+
+async def test_a_failed_first_prefill_leaves_no_session(bench: Bench) -> None:
+    bench.prefill[0].fault = "status_500"
+    status, body, _ = await bench.chat(headers=SESSION)
+    assert (status, code_of(body)) == (502, "prefill_failed")
+    assert (await bench.get("/v1/sessions/s"))[0] == 404
+    assert await bench.metric("prefillshare_session_pins") == 0
+
+
+async def test_a_prompt_the_base_refuses_is_the_clients_error(bench: Bench) -> None:
+    bench.prefill[0].fault = "status_400"
+    status, body, _ = await bench.chat()
+    assert status == 400
+    assert "vocabulary" in body["error"]["message"]
+
+
+async def test_a_silent_prefill_worker_is_a_504_with_the_phase(start: Start) -> None:
+    async with start(settings={"timeouts": {"prefill_s": 0.2}}) as bench:
+        bench.prefill[0].fault = "hang"
+        status, body, _ = await bench.chat()
+        assert (status, code_of(body)) == (504, "prefill_timeout")
+        assert "prefill" in body["error"]["message"]
+
+
+async def test_without_kv_blocks_nothing_is_decoded(bench: Bench) -> None:
+    bench.prefill[0].fault = "no_blocks"
+    status, body, _ = await bench.chat(headers=SESSION)
+    assert (status, code_of(body)) == (502, "kv_handoff_missing")
+    assert bench.decode["alpha-0"].requests == []
+    assert await bench.metric("prefillshare_handoff_failures_total") == 1
+
+
+async def test_a_dead_decode_worker_is_a_503_and_not_retried(start: Start) -> None:
+    # No worker is left that could give the lease back: it ends by itself.
+    async with start(leases_left=1) as bench:
+        await bench.decode["alpha-0"].stop()
+        status, body, _ = await bench.chat()
+        assert (status, code_of(body)) == (503, "worker_unreachable")
+        assert "alpha-0" in body["error"]["message"]
+        assert len(bench.prefill[0].requests) == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_decode_workers_4xx_reaches_the_client_unchanged(
+    bench: Bench, stream: bool
+) -> None:
+    bench.decode["alpha-0"].fault = "status_400"
+    status, body, _ = await bench.chat(stream=stream)
+    assert status == 400
+    assert body["error"]["message"] == "temperature must be non-negative"
+    assert code_of(body) == 400
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("fault", "status", "code"),
+    [
+        ("status_500", 502, "decode_failed"),
+        ("refuse_missing", 502, "base_kv_missing"),
+        ("refuse_lease", 503, "lease_expired"),
+    ],
+)
+async def test_what_no_client_can_cause_is_a_5xx(
+    bench: Bench, fault: Any, status: int, code: str, stream: bool
+) -> None:
+    bench.decode["alpha-0"].fault = fault
+    answered, body, _ = await bench.chat(stream=stream)
+    assert (answered, code_of(body)) == (status, code)
+
+
+async def test_a_preempted_call_is_an_error_and_counted(bench: Bench) -> None:
+    bench.decode["alpha-0"].fault = "preempted"
+    status, body, _ = await bench.chat()
+    assert (status, code_of(body)) == (503, "decode_preempted")
+    assert await bench.metric("prefillshare_decode_preemptions_total") == 1
+
+
+async def test_a_stream_without_a_single_token_fails_with_its_cause(bench: Bench) -> None:
+    """vLLM sends just `[DONE]` there; the worker's account knows why."""
+    bench.decode["alpha-0"].fault = "no_finish"
+    status, body, _ = await bench.chat(stream=True)
+    assert (status, code_of(body)) == (503, "kv_load_failed")
+
+
+@pytest.mark.parametrize(
+    ("fault", "code"),
+    [
+        ("preempted", "decode_preempted"),
+        ("error_midway", "decode_failed"),
+        ("drop_midway", "worker_unreachable"),
+        ("hang_midway", "idle_stream_timeout"),
+    ],
+)
+async def test_after_the_first_byte_a_failure_is_an_error_event_without_done(
+    start: Start, fault: Any, code: str
+) -> None:
+    async with start(settings={"timeouts": {"idle_stream_s": 0.5}}) as bench:
+        bench.decode["alpha-0"].fault = fault
+        events = await bench.stream()
+        assert "alpha says" in str(events[:-1])
+        assert code_of(events[-1]) == code
+        assert await bench.metric("prefillshare_stream_errors_total") == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_silent_decode_worker_is_a_504_with_the_phase(start: Start, stream: bool) -> None:
+    async with start(settings={"timeouts": {"first_token_s": 0.2}}) as bench:
+        bench.decode["alpha-0"].fault = "hang"
+        bench.router.decode.patience_s_per_token = 0.0
+        status, body, _ = await bench.chat(stream=stream)
+        assert status == 504
+        assert code_of(body) == ("first_token_timeout" if stream else "decode_timeout")
+
+
+async def test_one_failing_choice_ends_the_others(start: Start) -> None:
+    async with start(decode=("alpha-0", "alpha-1")) as bench:
+        bench.decode["alpha-0"].fault = "hang"
+        bench.decode["alpha-1"].fault = "status_500"
+        status, body, _ = await bench.chat(n=2)
+        assert (status, code_of(body)) == (502, "decode_failed")
+        await bench.settled()
+        assert bench.decode["alpha-0"].aborted == 1
+
+
+async def leave(bench: Bench, when: asyncio.Event | None, **fields: Any) -> None:
+    """Start a call and close its connection: after the first bytes, or when the event is set."""
+    body = {"model": "alpha", "messages": [{"role": "user", "content": "a"}], **fields}
+    async with aiohttp.ClientSession() as http:
+
+        async def call() -> None:
+            url = f"{bench.url}/v1/chat/completions"
+            async with http.post(url, json=body, headers=SESSION) as response:
+                await response.content.readany()
+                if when is None:
+                    return
+                await response.read()
+
+        task = asyncio.create_task(call())
+        if when is None:
+            await task
+        else:
+            await when.wait()
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+async def until(condition: Any) -> asyncio.Event:
+    """An event that is set once `condition` holds."""
+    event = asyncio.Event()
+
+    async def watch() -> None:
+        async with asyncio.timeout(5):
+            while not condition():
+                await asyncio.sleep(0.005)
+        event.set()
+
+    event.watcher = asyncio.create_task(watch())  # type: ignore[attr-defined]
+    return event
+
+
+async def test_a_client_that_leaves_a_stream_aborts_it_at_the_worker(bench: Bench) -> None:
+    worker = bench.decode["alpha-0"]
+    worker.pace = asyncio.Semaphore(1)
+    await leave(bench, None, stream=True)
+    assert not await bench.settled()
+    assert worker.aborted == 1
+    assert await bench.metric("prefillshare_router_requests_total") == 1
+
+
+async def test_a_client_that_leaves_aborts_every_choice(bench: Bench) -> None:
+    worker = bench.decode["alpha-0"]
+    worker.pace = asyncio.Semaphore(1)
+    await leave(bench, None, stream=True, n=3)
+    assert not await bench.settled()
+    assert worker.aborted == 3
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_leaves_before_the_first_token_aborts_decode(
+    bench: Bench, stream: bool
+) -> None:
+    worker = bench.decode["alpha-0"]
+    worker.fault = "hang"
+    await leave(bench, await until(lambda: worker.open_requests), stream=stream)
+    assert not await bench.settled()
+    assert worker.aborted == 1
+
+
+async def test_a_client_that_leaves_during_a_long_prefill_aborts_it(bench: Bench) -> None:
+    bench.router.prefill.grace_s = 0.1
+    worker = bench.prefill[0]
+    worker.fault = "hang"
+    await leave(bench, await until(lambda: worker.open_requests))
+    assert not await bench.settled()
+    assert worker.aborted == 1
+    assert bench.decode["alpha-0"].requests == []
+
+
+async def test_a_lease_granted_after_the_client_left_is_given_back(bench: Bench) -> None:
+    bench.router.prefill.grace_s = 30
+    worker = bench.prefill[0]
+    worker.fault = "slow"
+    await leave(bench, await until(lambda: worker.open_requests))
+    worker.gate.set()
+    assert not await bench.settled()
+    assert worker.aborted == 0
+    assert bench.decode["alpha-0"].requests == []
+    assert (await bench.get("/v1/sessions/s"))[0] == 404
+
+
+async def test_leases_that_nobody_took_are_given_back(start: Start) -> None:
+    """The second prefill of a call fails when the first has its lease already."""
+    async with start() as bench:
+        worker = bench.prefill[0]
+        made = worker._lease
+
+        def once(ids: list[int]) -> dict[str, Any]:
+            worker.fault = "status_500"
+            return made(ids)
+
+        worker._lease = once  # type: ignore[method-assign]
+        status, _, _ = await bench.chat(n=2)
+        assert status == 502
+        assert not await bench.settled()
+        assert bench.decode["alpha-0"].requests == []
