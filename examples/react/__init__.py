@@ -1,0 +1,1 @@
+"""A ReAct graph of four specialists on one shared prefill."""

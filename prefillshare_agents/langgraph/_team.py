@@ -1,0 +1,145 @@
+"""A team: the roles of one cluster as nodes of a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from langchain_core.messages import AIMessage, BaseMessage, SystemMessage
+from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
+from langchain_core.tools import BaseTool
+from pydantic import BaseModel
+
+from .. import AsyncSession, Session
+from ._chat import ChatPrefillShare
+from ._clients import GraphAsyncOpenAI, GraphOpenAI
+
+NodeUpdate = dict[str, list[AIMessage]]
+
+
+class Team:
+    """Specialists that work on one context.
+
+    >>> team = Team("http://127.0.0.1:8000/v1", ["planner", "critic"])
+    >>> graph.add_node("planner", team.node("planner", instructions="Write a short plan."))
+    >>> with team.session() as session:
+    ...     graph.compile().invoke({"messages": [("user", "Where is Vega?")]})
+
+    A role's instructions and tools travel with its own calls only and never enter the graph's
+    state; the server puts them behind the conversation, so roles may differ in both as they like
+    and still share the whole conversation's prefill.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        roles: Sequence[str] | Mapping[str, str],
+        *,
+        api_key: str = "local",
+        **client_options: Any,
+    ) -> None:
+        """`roles`: names, or a map of names to models of the cluster where these differ.
+
+        `client_options` are those of `openai.OpenAI`, such as `timeout` and `max_retries`.
+        """
+        self.roles = dict(roles) if isinstance(roles, Mapping) else {name: name for name in roles}
+        if not self.roles:
+            raise ValueError("roles is empty; name at least one role of the cluster")
+        options = {"base_url": base_url, "api_key": api_key, **client_options}
+        self._client = GraphOpenAI(**options)
+        self._async_client = GraphAsyncOpenAI(**options)
+
+    def model(
+        self,
+        role: str,
+        *,
+        session: Session | AsyncSession | str | None = None,
+        **model_options: Any,
+    ) -> ChatPrefillShare:
+        """Return the chat model of `role`; all models of a team share its connections."""
+        if role not in self.roles:
+            raise ValueError(f"role {role!r} is not in this team; it has {', '.join(self.roles)}")
+        client = self._client.copy(session=session)
+        async_client = self._async_client.copy(session=session)
+        return ChatPrefillShare(
+            model=self.roles[role],
+            session=session,
+            root_client=client,
+            client=client.chat.completions,
+            root_async_client=async_client,
+            async_client=async_client.chat.completions,
+            **model_options,
+        )
+
+    def node(
+        self,
+        role: str,
+        *,
+        instructions: str | None = None,
+        tools: Sequence[BaseTool | Callable[..., Any] | dict[str, Any]] = (),
+        tool_choice: str | None = None,
+        strict: bool | None = None,
+        output: type[BaseModel] | None = None,
+        **model_options: Any,
+    ) -> Runnable[Any, NodeUpdate]:
+        """Return a graph node in which `role` answers `state["messages"]`.
+
+        Its answer is appended to the messages, named after the role. `tool_choice` is a tool's
+        name, `"auto"` or `"required"`; with `strict=True` guided decoding keeps the arguments to
+        the tool's schema, otherwise they are what the model makes of it. With `output` the answer
+        is JSON of that model, by guided decoding too; parse it with
+        `output.model_validate_json(message.text)`. Other options are those of `ChatPrefillShare`,
+        such as `temperature` and `max_tokens`. Works in synchronous and asynchronous runs.
+        """
+        if output is not None:
+            # By extra_body: as an ordinary option it goes through openai's parse helper, which
+            # raises where max_tokens cut the answer, and the answer would be lost to the state.
+            body = {"response_format": _json_schema(output), **model_options.pop("extra_body", {})}
+            model_options["extra_body"] = body
+        model: Runnable[Any, AIMessage] = self.model(role, **model_options)
+        if tools:
+            assert isinstance(model, ChatPrefillShare)
+            model = model.bind_tools(tools, tool_choice=tool_choice, strict=strict)
+
+        def call(state: Any, config: RunnableConfig) -> NodeUpdate:
+            return _update(role, model.invoke(_request(state, instructions), config))
+
+        async def acall(state: Any, config: RunnableConfig) -> NodeUpdate:
+            return _update(role, await model.ainvoke(_request(state, instructions), config))
+
+        return RunnableLambda(call, afunc=acall, name=role)
+
+    def session(self, id: str | None = None) -> Session:
+        """Return a session on this team's server; enter it with `with` around the graph's run."""
+        return Session(id, client=self._client)
+
+    def close(self) -> None:
+        """Free the connections of synchronous runs."""
+        self._client.close()
+
+    async def aclose(self) -> None:
+        """Free the connections of all runs."""
+        self._client.close()
+        await self._async_client.close()
+
+
+def _json_schema(output: type[BaseModel]) -> dict[str, Any]:
+    schema = {"name": output.__name__, "schema": output.model_json_schema(), "strict": True}
+    return {"type": "json_schema", "json_schema": schema}
+
+
+def _request(state: Any, instructions: str | None) -> list[BaseMessage]:
+    messages: list[BaseMessage] = (
+        state["messages"] if isinstance(state, Mapping) else state.messages
+    )
+    if messages and isinstance(messages[0], SystemMessage):
+        raise ValueError(
+            'state["messages"] starts with a system message, which every role would get as its '
+            "own; give each node its instructions= (they go to the end of the prompt)"
+        )
+    head = [] if instructions is None else [SystemMessage(instructions)]
+    return [*head, *messages]
+
+
+def _update(role: str, answer: AIMessage) -> NodeUpdate:
+    return {"messages": [answer.model_copy(update={"name": role})]}

@@ -1,0 +1,174 @@
+"""The ReAct example on the recording server: its tools, its loop, its report."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from examples.react.__main__ import answer, read
+from examples.react.graph import ROLES, build
+from examples.react.report import SessionRun, report
+from examples.react.tools import FACTS, evaluate, lookup, narrowed
+from prefillshare_agents.langgraph import Team
+
+from .recording_server import Answer, RecordingServer
+
+
+def plan(step: str) -> str:
+    return json.dumps({"thought": "Thinking", "next": step})
+
+
+def call(name: str, **arguments: str) -> dict[str, Any]:
+    function = {"name": name, "arguments": json.dumps(arguments)}
+    return {"tool_calls": [{"id": f"call_{name}", "type": "function", "function": function}]}
+
+
+def verdict(word: str) -> str:
+    return json.dumps({"reason": "Checked", "verdict": word})
+
+
+REACT: list[Answer] = [
+    plan("Big Ben"),
+    call("lookup", place="Big Ben"),
+    plan("Burj Khalifa"),
+    call("lookup", place="Burj Khalifa"),
+    plan("calculate"),
+    call("calculator", expression="828 / 96"),
+    '{"answer": "It is higher"}',
+]
+
+
+@pytest.fixture
+def team(server: RecordingServer) -> Iterator[Team]:
+    made = Team(server.url, ROLES)
+    yield made
+    made.close()
+
+
+def run(team: Team) -> SessionRun:
+    console = Console(quiet=True)
+    return answer(console, team, build(team), "How much higher is Burj Khalifa than Big Ben?")
+
+
+def test_a_run_thinks_acts_and_observes_until_it_can_answer(
+    team: Team, server: RecordingServer
+) -> None:
+    server.script(*REACT, verdict("right"))
+    done = run(team)
+
+    roles = [item.role for item in done.calls]
+    assert roles == ["planner", "toolcaller"] * 3 + ["solver", "critic"]
+    assert done.switches == 7
+    context = server.chats[-1].body["messages"]
+    results = [item["content"] for item in context if item["role"] == "tool"]
+    assert results[0].startswith("Big Ben is 96 m high.")
+    assert results[2] == "828 / 96 = 8.62"
+
+
+def test_the_critics_objection_is_heard_once(team: Team, server: RecordingServer) -> None:
+    server.script(*REACT, verdict("wrong"), '{"answer": "Again"}', verdict("wrong"))
+
+    assert [item.role for item in run(team).calls][6:] == ["solver", "critic", "solver", "critic"]
+
+
+def test_each_call_is_narrowed_to_what_makes_sense_next(
+    team: Team, server: RecordingServer
+) -> None:
+    server.script(*REACT, verdict("right"))
+    run(team)
+
+    def choices(chat: int) -> Any:
+        schema = server.chats[chat].body["response_format"]["json_schema"]["schema"]
+        return schema["properties"]["next"].get("enum") or [schema["properties"]["next"]["const"]]
+
+    def arguments(chat: int) -> Any:
+        body = server.chats[chat].body
+        assert body["tool_choice"]["function"]["name"] == body["tools"][0]["function"]["name"]
+        return body["tools"][0]["function"]["parameters"]["properties"]
+
+    assert choices(0) == list(FACTS)
+    assert choices(2) == [place for place in FACTS if place != "Big Ben"]
+    assert choices(4) == ["calculate"]
+    assert arguments(1)["place"]["enum"] == ["Big Ben"]
+    assert arguments(5)["expression"]["enum"] == ["828 / 96", "96 / 828"]
+
+
+def test_all_calls_of_a_run_belong_to_one_session_that_ends(
+    team: Team, server: RecordingServer
+) -> None:
+    server.script(*REACT, verdict("right"))
+    done = run(team)
+
+    assert {tuple(chat.sessions) for chat in server.chats} == {(done.id,)}
+    assert server.requests[-1].method == "DELETE"
+
+
+def test_the_report_sums_the_servers_figures(team: Team, server: RecordingServer) -> None:
+    server.script(*REACT, verdict("right"), *REACT, verdict("right"))
+    runs = [run(team), run(team)]
+    figures = report(runs, wall_s=1.5, preemptions=0)
+
+    calls = [item for done in runs for item in done.calls]
+    assert list(figures) == [
+        "calls",
+        "model_switches",
+        "sessions",
+        "prefill_workers_per_session",
+        "prompt_tokens",
+        "prefill_computed_tokens",
+        "prefill_cached_tokens",
+        "per_model_prefill_tokens",
+        "decode_prompt_tokens_computed",
+        "handoff_bytes",
+        "preemptions",
+        "wall_s",
+        "per_call",
+    ]
+    assert figures["calls"] == figures["decode_prompt_tokens_computed"] == 16
+    assert figures["model_switches"] == 14
+    assert figures["sessions"] == 2
+    assert figures["prefill_workers_per_session"] == 1
+    assert figures["prompt_tokens"] == sum(item.prompt_tokens for item in calls)
+    assert (
+        figures["prefill_computed_tokens"] + figures["prefill_cached_tokens"]
+        == figures["prompt_tokens"]
+    )
+    assert figures["per_model_prefill_tokens"] == figures["prompt_tokens"]
+    assert figures["handoff_bytes"] == 1000 * figures["prompt_tokens"]
+    assert [row["role"] for row in figures["per_call"]] == [item.role for item in calls]
+    assert all(row["ttft_s"] > 0 for row in figures["per_call"])
+
+
+@pytest.mark.parametrize(
+    ("expression", "value"),
+    [("8849 / 330", 26.815), ("2 * (3 + 4)", 14), ("-2 - 1", -3), ("1.5 + 1", 2.5)],
+)
+def test_arithmetic_is_worked_out(expression: str, value: float) -> None:
+    assert evaluate(expression) == pytest.approx(value, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    "expression",
+    ["__import__('os')", "2 ** 99", "f(1)", "1 if 1 else 2", "True + 1", "2 +", "1" * 101],
+)
+def test_anything_but_arithmetic_is_refused(expression: str) -> None:
+    with pytest.raises(ValueError, match=r"expression|not allowed"):
+        evaluate(expression)
+
+
+def test_a_narrowed_tool_offers_only_the_given_values() -> None:
+    spec = narrowed(lookup, "place", ["Big Ben"])["function"]
+
+    assert spec["strict"] is True
+    assert spec["parameters"]["properties"]["place"]["enum"] == ["Big Ben"]
+    assert spec["parameters"]["required"] == ["place"]
+
+
+def test_questions_are_read_from_json_lines(tmp_path: Path) -> None:
+    file = tmp_path / "questions.jsonl"
+    file.write_text('{"question": "One?"}\n\n{"question": "Two?", "id": "2"}\n')
+
+    assert read(file) == ["One?", "Two?"]

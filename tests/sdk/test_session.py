@@ -1,0 +1,317 @@
+"""`Session`: one growing context that several roles answer."""
+
+import io
+import json
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+from rich.console import Console
+
+from prefillshare_agents import OpenAI, RoleUsage, Session
+
+from .recording_server import RecordingServer
+
+TASK: Any = {"role": "user", "content": "How far is the moon?"}
+# Blanks and an escape that no JSON library would write again.
+ARGUMENTS = '{ "name":  "m\\u006fon" }'
+TOOL_CALL: Any = {
+    "id": "call_1",
+    "type": "function",
+    "function": {"name": "lookup", "arguments": ARGUMENTS},
+}
+
+
+@pytest.fixture
+def session(server: RecordingServer) -> Iterator[Session]:
+    made = Session("s1", base_url=server.url, messages=[TASK])
+    yield made
+    made.close()
+
+
+def read(stream: Any) -> str:
+    return "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices)
+
+
+def test_a_call_sends_the_instructions_before_the_context(
+    session: Session, server: RecordingServer
+) -> None:
+    session.chat("planner", instructions="Plan.", temperature=0)
+
+    body = server.chats[0].body
+    assert body["model"] == "planner"
+    assert body["temperature"] == 0
+    assert body["messages"] == [{"role": "system", "content": "Plan."}, TASK]
+    assert server.chats[0].sessions == ["s1"]
+
+
+def test_the_answer_joins_the_context_and_the_instructions_do_not(
+    session: Session, server: RecordingServer
+) -> None:
+    server.script("Look it up.")
+    session.chat("planner", instructions="Plan.")
+
+    assert session.messages == (TASK, {"role": "assistant", "content": "Look it up."})
+
+
+def test_a_streamed_answer_joins_the_context_when_it_has_ended(
+    session: Session, server: RecordingServer
+) -> None:
+    server.script("384,400 km")
+    stream = session.chat("solver", stream=True)
+    first = next(stream)
+
+    assert len(session.messages) == 1
+    assert first.choices[0].delta.content == ""
+    assert read(stream) == "384,400 km"
+    assert session.messages[-1] == {"role": "assistant", "content": "384,400 km"}
+
+
+def test_a_closed_stream_leaves_the_context_as_it_was(session: Session) -> None:
+    with session.chat("solver", stream=True) as stream:
+        next(stream)
+
+    assert session.messages == (TASK,)
+    assert session.calls == ()
+
+
+def test_a_stream_that_is_cut_short_raises_and_is_not_kept(
+    session: Session, server: RecordingServer
+) -> None:
+    server.cut_streams = True
+
+    with pytest.raises(openai.OpenAIError, match="finish_reason"):
+        read(session.chat("solver", stream=True))
+    assert session.messages == (TASK,)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_tool_calls_are_kept_byte_for_byte(
+    stream: bool, session: Session, server: RecordingServer
+) -> None:
+    server.script({"tool_calls": [TOOL_CALL]})
+    answer = session.chat("caller", stream=stream)  # type: ignore[call-overload]
+    if stream:
+        list(answer)
+    session.append({"role": "tool", "tool_call_id": "call_1", "content": "384,400 km"})
+    session.chat("solver")
+
+    assistant = server.chats[1].body["messages"][1]
+    assert assistant == {"role": "assistant", "content": None, "tool_calls": [TOOL_CALL]}
+
+
+def test_reasoning_is_kept_in_both_modes(session: Session, server: RecordingServer) -> None:
+    answer = {"reasoning": "The moon is near.", "content": "384,400 km"}
+    server.script(answer, answer)
+    session.chat("solver")
+    read(session.chat("solver", stream=True))
+
+    assert session.messages[1] == session.messages[2] == {"role": "assistant", **answer}
+
+
+def test_tools_are_sent_with_their_own_call_only(session: Session, server: RecordingServer) -> None:
+    tool = {"type": "function", "function": {"name": "lookup", "parameters": {}}}
+    session.chat("caller", tools=[tool])
+    session.chat("solver")
+
+    assert server.chats[0].body["tools"] == [tool]
+    assert "tools" not in server.chats[1].body
+
+
+def test_a_failed_call_leaves_the_context_as_it_was(
+    session: Session, server: RecordingServer
+) -> None:
+    server.fail(400)
+
+    with pytest.raises(openai.BadRequestError):
+        session.chat("solver")
+    assert session.messages == (TASK,)
+
+
+def test_messages_are_copies(session: Session) -> None:
+    mine = {"role": "user", "content": "and Mars?"}
+    session.append(mine)
+    mine["content"] = "changed"
+    session.messages[0]["content"] = "changed"
+
+    assert [item["content"] for item in session.messages] == [TASK["content"], "and Mars?"]
+
+
+def test_a_message_object_of_a_response_can_be_appended(
+    server: RecordingServer, session: Session
+) -> None:
+    with OpenAI(base_url=server.url, api_key="local") as client:
+        completion = client.chat.completions.create(model="solver", messages=[TASK])
+    session.append(completion.choices[0].message)
+
+    assert session.messages[1] == {"role": "assistant", "content": "an answer by solver"}
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        ({"role": "robot", "content": "x"}, "role is 'robot'"),
+        ({"content": "x"}, "role is None"),
+        ({"role": "user"}, "content is None"),
+        ({"role": "user", "content": 3}, "content is 3"),
+        ({"role": "user", "content": "x", "tool_calls": [TOOL_CALL]}, "only an assistant"),
+        ({"role": "tool", "tool_call_id": "call_9", "content": "x"}, r"'call_9'.*open: none"),
+        ({"role": "assistant", "content": None, "tool_calls": [{"function": {}}]}, "no id"),
+    ],
+)
+def test_a_message_that_cannot_stand_is_refused_with_its_place(
+    message: Any, reason: str, session: Session
+) -> None:
+    with pytest.raises(ValueError, match=rf"messages\[2\]: .*{reason}"):
+        session.append({"role": "user", "content": "fine"}, message)
+    assert session.messages == (TASK,)
+
+
+def test_a_context_cannot_start_with_a_system_message() -> None:
+    with pytest.raises(ValueError, match="instructions="):
+        Session(messages=[{"role": "system", "content": "You are kind."}])
+
+
+def test_a_tool_call_is_answered_once(session: Session) -> None:
+    session.append({"role": "assistant", "content": None, "tool_calls": [TOOL_CALL]})
+    result = {"role": "tool", "tool_call_id": "call_1", "content": "x"}
+    session.append(result)
+
+    with pytest.raises(ValueError, match="no open tool call"):
+        session.append(result)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [({"n": 2}, "n= must be 1"), ({"messages": []}, "messages="), ({"model": "x"}, "model=")],
+)
+def test_options_that_contradict_a_session_are_refused(
+    options: Any, reason: str, session: Session
+) -> None:
+    with pytest.raises(ValueError, match=reason):
+        session.chat("solver", **options)
+
+
+def test_an_empty_context_cannot_be_answered(server: RecordingServer) -> None:
+    session = Session(base_url=server.url)
+    with pytest.raises(ValueError, match="append"):
+        session.chat("solver")
+    session.close()
+
+
+def test_usage_sums_the_servers_figures_per_role(session: Session, server: RecordingServer) -> None:
+    session.chat("planner")
+    read(session.chat("critic", stream=True))
+    session.chat("planner")
+
+    usage = session.usage
+    prompts = [call.prompt_tokens for call in session.calls]
+    assert [call.role for call in session.calls] == ["planner", "critic", "planner"]
+    assert [call.affinity for call in session.calls] == ["new", "hit", "hit"]
+    assert usage.calls == 3
+    assert usage.prompt_tokens == sum(prompts)
+    assert usage.cached_tokens == prompts[0] + prompts[1]
+    assert usage.computed_tokens == prompts[2]
+    assert usage.handoff_bytes == 1000 * sum(prompts)
+    assert usage.roles["critic"] == RoleUsage(
+        calls=1,
+        prompt_tokens=prompts[1],
+        cached_tokens=prompts[0],
+        computed_tokens=prompts[1] - prompts[0],
+        handoff_bytes=1000 * prompts[1],
+        completion_tokens=5,
+    )
+
+
+def test_only_a_streamed_call_knows_its_time_to_first_token(session: Session) -> None:
+    session.chat("planner")
+    read(session.chat("planner", stream=True))
+
+    plain, streamed = session.calls
+    assert plain.ttft_s is None
+    assert streamed.ttft_s is not None
+    assert 0 < streamed.ttft_s <= streamed.wall_s
+
+
+def test_usage_prints_as_a_table(session: Session) -> None:
+    session.chat("planner")
+    output = io.StringIO()
+    Console(width=100, file=output).print(session.usage)
+
+    assert "planner" in output.getvalue()
+
+
+def test_totals_are_the_servers_ledger(session: Session) -> None:
+    session.chat("planner")
+    session.chat("critic")
+
+    totals = session.totals()
+    assert totals.calls == 2
+    assert totals.prompt_tokens == session.usage.prompt_tokens
+    assert totals.cached_tokens == session.usage.cached_tokens
+    assert totals.per_model_prefill_tokens > 0
+
+
+def test_close_ends_the_session_on_the_server(session: Session, server: RecordingServer) -> None:
+    session.chat("planner")
+    session.close()
+    session.close()
+
+    deletes = [item.path for item in server.requests if item.method == "DELETE"]
+    assert deletes == ["/v1/sessions/s1"]
+    assert server.sessions == {}
+    with pytest.raises(RuntimeError, match="closed"):
+        session.chat("planner")
+
+
+def test_an_id_is_quoted_in_the_path(server: RecordingServer) -> None:
+    session = Session("a/b c", base_url=server.url)
+    session.close()
+
+    assert server.requests[0].path == "/v1/sessions/a%2Fb%20c"
+
+
+def test_leaving_the_with_block_does_not_end_the_session(
+    session: Session, server: RecordingServer
+) -> None:
+    with session:
+        session.chat("planner")
+    session.chat("critic")
+
+    assert [call.affinity for call in session.calls] == ["new", "hit"]
+
+
+def test_a_session_without_a_client_cannot_chat() -> None:
+    with pytest.raises(RuntimeError, match="base_url="):
+        Session(messages=[TASK]).chat("planner")
+
+
+def test_a_client_with_a_session_of_its_own_is_refused(server: RecordingServer) -> None:
+    headers = {"x-session-id": "other"}
+    with (
+        openai.OpenAI(base_url=server.url, api_key="k", default_headers=headers) as client,
+        pytest.raises(ValueError, match="default headers"),
+    ):
+        Session(client=client)
+
+
+def test_concurrent_calls_each_add_one_answer(session: Session, server: RecordingServer) -> None:
+    server.script(*(f"answer {i}" for i in range(16)))
+
+    def work() -> None:
+        for _ in range(4):
+            session.chat("solver")
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    answers = {item["content"] for item in session.messages[1:]}
+    assert answers == {f"answer {i}" for i in range(16)}
+    assert session.usage.calls == 16
+    for chat in server.chats:
+        assert json.dumps(chat.body["messages"][0]) == json.dumps(TASK)
