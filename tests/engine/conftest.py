@@ -23,7 +23,7 @@ roles:
 decode:
   args:
     # Random weights like blanks, and JSON may hold any number of them.
-    structured-outputs-config: '{"disable_any_whitespace": true}'
+    structured-outputs-config: '{"backend": "xgrammar", "disable_any_whitespace": true}'
 dtype: float32
 max_model_len: 4096
 kv: {blocks: 512}

@@ -19,6 +19,7 @@ base: {model: tiny-base}
 roles:
   writer: {model: tiny-a}
 dtype: float32
+max_model_len: 1024
 kv: {blocks: 128}
 """
 READY_S = 200

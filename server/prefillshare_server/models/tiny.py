@@ -82,6 +82,9 @@ def write(name: str, directory: Path, progress: Callable[[str], None]) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(member.seed)
         model = LlamaForCausalLM(config).to(torch.float32)
+    with torch.no_grad():
+        # Logit 0: the most likely token is then always a printable one, and answers are text.
+        model.lm_head.weight[_unprintable(tokenizer)] = 0
     with _no_progress_bars():
         model.save_pretrained(directory)
     fast = PreTrainedTokenizerFast(
@@ -108,6 +111,12 @@ def _tokenizer(first_token: int) -> Tokenizer:
         [AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS]
     )
     return tokenizer
+
+
+def _unprintable(tokenizer: Tokenizer) -> list[int]:
+    """Ids of special tokens, control characters and parts of longer UTF-8 sequences."""
+    printable = {tokenizer.token_to_id(char) for char in map(chr, range(ord("!"), ord("~") + 1))}
+    return [index for index in range(tokenizer.get_vocab_size()) if index not in printable]
 
 
 @contextmanager
