@@ -29,6 +29,9 @@ ATTEMPTS = 2
 
 CALCULATE = "calculate"
 
+MAX_TOKENS = 160
+"""Room for any answer the schemas allow, also where every character is a token."""
+
 # Left free, a small model goes on until it is cut off, and fills a thought with digits.
 Thought = Annotated[str, Field(pattern=r"^[A-Z][A-Za-z ',]{3,47}$")]
 Sentence = Annotated[str, Field(pattern=r"^[A-Z][A-Za-z0-9 ',.]{3,59}$")]
@@ -63,7 +66,11 @@ def build(team: Team) -> Any:
             ask = "Both heights are known. Think in one short sentence, then say what to do next."
             choices = [CALCULATE]
         node = team.node(
-            "planner", instructions=ask, output=plan_of(choices), max_tokens=96, temperature=0
+            "planner",
+            instructions=ask,
+            output=plan_of(choices),
+            max_tokens=MAX_TOKENS,
+            temperature=0,
         )
         return node.invoke(state, config)
 
@@ -83,7 +90,7 @@ def build(team: Team) -> Any:
             instructions=ask,
             tools=[spec],
             tool_choice=tool.name,
-            max_tokens=64,
+            max_tokens=MAX_TOKENS,
             temperature=0,
         )
         return node.invoke(state, config)
@@ -98,7 +105,7 @@ def build(team: Team) -> Any:
             "solver",
             instructions="How many times higher is it? Answer in one sentence.",
             output=Answer,
-            max_tokens=96,
+            max_tokens=MAX_TOKENS,
             temperature=0,
         ),
     )
@@ -110,7 +117,7 @@ def build(team: Team) -> Any:
                 "Judge the answer. It is right when it gives the number after the equals sign."
             ),
             output=Verdict,
-            max_tokens=96,
+            max_tokens=MAX_TOKENS,
             temperature=0,
         ),
     )

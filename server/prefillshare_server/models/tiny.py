@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tokenizers import Tokenizer
+    from transformers import LlamaForCausalLM
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 MAX_POSITION_EMBEDDINGS = 4096
@@ -82,9 +83,7 @@ def write(name: str, directory: Path, progress: Callable[[str], None]) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(member.seed)
         model = LlamaForCausalLM(config).to(torch.float32)
-    with torch.no_grad():
-        # Logit 0: the most likely token is then always a printable one, and answers are text.
-        model.lm_head.weight[_unprintable(tokenizer)] = 0
+        _speak_printable(model, _unprintable(tokenizer))
     with _no_progress_bars():
         model.save_pretrained(directory)
     fast = PreTrainedTokenizerFast(
@@ -113,8 +112,24 @@ def _tokenizer(first_token: int) -> Tokenizer:
     return tokenizer
 
 
+def _speak_printable(model: LlamaForCausalLM, unprintable: list[int]) -> None:
+    """Make the model all but certain to answer in printable characters.
+
+    Llama has no output bias, so one channel of the residual stream becomes a constant: all
+    embeddings have the same value there and no layer writes to it. The output head reads it.
+    """
+    channel = 0
+    model.model.embed_tokens.weight.data[:, channel] = 0.3
+    for layer in model.model.layers:
+        layer.self_attn.o_proj.weight.data[channel] = 0
+        layer.mlp.down_proj.weight.data[channel] = 0
+    model.lm_head.weight.data[:, channel] = 0
+    model.lm_head.weight.data[unprintable] = 0
+    model.lm_head.weight.data[unprintable, channel] = -10
+
+
 def _unprintable(tokenizer: Tokenizer) -> list[int]:
-    """Ids of special tokens, control characters and parts of longer UTF-8 sequences."""
+    """Ids of special tokens, blanks, control characters and parts of longer UTF-8 sequences."""
     printable = {tokenizer.token_to_id(char) for char in map(chr, range(ord("!"), ord("~") + 1))}
     return [index for index in range(tokenizer.get_vocab_size()) if index not in printable]
 
