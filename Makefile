@@ -4,9 +4,10 @@ PYTHON ?= python3
 VENV ?= .venv
 PYTEST_ARGS ?=
 BIN := $(VENV)/bin
+OLDEST := .venv-oldest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast lint format lock clean
+.PHONY: help setup demo test test-fast test-oldest lint format lock clean
 
 help: ## Show this help
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -23,6 +24,11 @@ test: setup ## Run all tests, on real vLLM engines
 test-fast: setup ## Run the tests that start no engine (about a minute)
 	@$(BIN)/python -m pytest -m "not engine" $(PYTEST_ARGS)
 
+test-oldest: ## Run the SDK's tests on the oldest openai it supports
+	@test -x $(OLDEST)/bin/python || $(PYTHON) -m venv $(OLDEST)
+	@$(OLDEST)/bin/python -m pip install --quiet --no-deps -r requirements/oldest-openai.lock
+	@PYTHONPATH=. $(OLDEST)/bin/python -m pytest tests/sdk $(PYTEST_ARGS)
+
 lint: setup ## Check style and types
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
@@ -36,5 +42,5 @@ lock: ## Resolve the dependencies again and rewrite requirements/cpu.lock
 	@$(PYTHON) scripts/lock.py
 
 clean: ## Remove the virtual environment and every cache of the checkout
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist build demo-report.json
+	rm -rf $(VENV) $(OLDEST) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist build demo-report.json
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
