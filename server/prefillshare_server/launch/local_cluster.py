@@ -1,0 +1,204 @@
+"""All workers of a cluster on this machine, from start to stop."""
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self, TypeVar
+
+import aiohttp
+
+from prefillshare_server.config import Cluster
+from prefillshare_server.launch.plan import WorkerSpec, plan
+from prefillshare_server.launch.process import (
+    STOP_TIMEOUT_S,
+    WorkerFailedError,
+    WorkerProcess,
+)
+from prefillshare_server.launch.warmup import warm_up_pair
+from prefillshare_server.models import store
+from prefillshare_server.router.topology import WorkerEndpoint
+
+T = TypeVar("T")
+State = Literal["starting", "loading", "warming", "ready", "failed"]
+OnEvent = Callable[[str, State, str], None]
+"""Called in the cluster's event loop with worker, state and a detail for people."""
+
+STOP_STARTING_TIMEOUT_S = 1.0
+_POLL_S = 0.2
+_INFO_TIMEOUT_S = 2.0
+_LOADING_MARK = "Initializing a V1 LLM engine"
+
+
+class LocalCluster:
+    """Async context manager: inside it every worker is ready.
+
+    Leaving it stops every worker, also when the start failed. Workers die with the thread that
+    entered it, so run its event loop in a thread that lives on.
+    """
+
+    def __init__(
+        self, cluster: Cluster, *, log_dir: Path | None = None, on_event: OnEvent | None = None
+    ) -> None:
+        self._cluster = cluster
+        self.log_dir = log_dir or default_log_dir()
+        self._on_event = on_event or _ignore
+        self._workers: dict[str, WorkerProcess] = {}
+        self._endpoints: tuple[WorkerEndpoint, ...] = ()
+
+    @property
+    def endpoints(self) -> tuple[WorkerEndpoint, ...]:
+        """Every worker, prefill workers first."""
+        return self._endpoints
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Process id of each worker's API process."""
+        return {name: worker.pid for name, worker in self._workers.items()}
+
+    async def __aenter__(self) -> Self:
+        # Models may have to be built or downloaded first.
+        specs = await asyncio.to_thread(plan, self._cluster, log_dir=self.log_dir)
+        try:
+            await self._start(specs)
+        except BaseException:
+            await self.stop()
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.stop()
+
+    async def stop(self) -> None:
+        """Stop every worker; returns when none of their processes is left."""
+        # vLLM does not answer SIGTERM while its engine starts, and has nothing to save then.
+        timeout_s = STOP_TIMEOUT_S if self._endpoints else STOP_STARTING_TIMEOUT_S
+        await asyncio.gather(*(worker.stop(timeout_s) for worker in self._workers.values()))
+
+    async def first_failure(self) -> WorkerFailedError:
+        """Wait, without end, until a worker ends; say which and why."""
+        while True:
+            for worker in self._workers.values():
+                if not worker.running:
+                    return worker.failure()
+            await asyncio.sleep(_POLL_S)
+
+    async def _start(self, specs: Sequence[WorkerSpec]) -> None:
+        limit_s = self._cluster.timeouts.start_s
+        unready = [spec.name for spec in specs]
+        try:
+            async with asyncio.timeout(limit_s), aiohttp.ClientSession() as http:
+                self._endpoints = tuple(
+                    await _all([self._until_serving(spec, http) for spec in specs])
+                )
+                await self._warm_up(http, unready)
+        except TimeoutError:
+            raise WorkerFailedError(
+                self._workers[unready[0]].spec,
+                f"not ready within {limit_s:g} s; raise timeouts.start_s if the machine is slow",
+            ) from None
+        except WorkerFailedError as error:
+            self._on_event(error.worker, "failed", error.reason)
+            raise
+
+    async def _until_serving(self, spec: WorkerSpec, http: aiohttp.ClientSession) -> WorkerEndpoint:
+        """Start one worker and wait until it serves; once again if its port was taken."""
+        try:
+            return await self._start_once(spec, http)
+        except WorkerFailedError:
+            if not self._workers[spec.name].failed_on_port:
+                raise
+            await self._workers[spec.name].stop(STOP_STARTING_TIMEOUT_S)
+            return await self._start_once(spec.on_new_ports(), http)
+
+    async def _start_once(self, spec: WorkerSpec, http: aiohttp.ClientSession) -> WorkerEndpoint:
+        worker = self._workers[spec.name] = WorkerProcess(spec)
+        self._on_event(spec.name, "starting", f"port {spec.port}")
+        loading = False
+        while True:
+            # A worker whose handshake port is taken does not end: it waits for ever.
+            if not worker.running or worker.failed_on_port:
+                raise worker.failure()
+            if not loading and _LOADING_MARK in worker.log_tail:
+                loading = True
+                self._on_event(spec.name, "loading", str(spec.model))
+            info = await _info(spec.endpoint, http)
+            # Another worker may have taken the port, before ours could fail on it.
+            if info is not None and info["pid"] == worker.pid:
+                return replace(
+                    spec.endpoint, block_size=info["block_size"], block_bytes=info["block_bytes"]
+                )
+            await asyncio.sleep(_POLL_S)
+
+    async def _warm_up(self, http: aiohttp.ClientSession, unready: list[str]) -> None:
+        """Decode workers warm up side by side, each with one prefill worker after another."""
+        prefill = [endpoint for endpoint in self._endpoints if endpoint.phase == "prefill"]
+        decode = [endpoint for endpoint in self._endpoints if endpoint.phase == "decode"]
+
+        def ready(worker: WorkerEndpoint) -> None:
+            unready.remove(worker.id)
+            self._on_event(worker.id, "ready", worker.url)
+
+        async def warm_up_decode(worker: WorkerEndpoint) -> None:
+            for other in prefill:
+                await self._warm_up_pair(other, worker, http)
+            ready(worker)
+
+        for endpoint in self._endpoints:
+            self._on_event(endpoint.id, "warming", endpoint.url)
+        await _all([warm_up_decode(worker) for worker in decode])
+        for worker in prefill:
+            ready(worker)
+
+    async def _warm_up_pair(
+        self, prefill: WorkerEndpoint, decode: WorkerEndpoint, http: aiohttp.ClientSession
+    ) -> None:
+        try:
+            await warm_up_pair(prefill, decode, http)
+        except aiohttp.ClientError as error:
+            for worker in (self._workers[prefill.id], self._workers[decode.id]):
+                if not worker.running:
+                    raise worker.failure() from error
+            message = f"warm-up with {prefill.id}: {error}"
+            raise WorkerFailedError(self._workers[decode.id].spec, message) from error
+
+
+async def _all(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """Results of all; the first failure ends the others and is raised as it is."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(coroutine) for coroutine in coroutines]
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    return [task.result() for task in tasks]
+
+
+async def _info(endpoint: WorkerEndpoint, http: aiohttp.ClientSession) -> dict[str, Any] | None:
+    """The worker's description of itself; None while it does not serve yet."""
+    try:
+        # Whoever else may listen there need not answer.
+        timeout = aiohttp.ClientTimeout(total=_INFO_TIMEOUT_S)
+        async with http.get(f"{endpoint.url}/prefillshare/info", timeout=timeout) as response:
+            if response.status != 200:
+                return None
+            info: dict[str, Any] = await response.json()
+            return info
+    except (aiohttp.ClientError, TimeoutError):
+        return None
+
+
+def default_log_dir() -> Path:
+    """A new folder beside the model store, named by the time and this process."""
+    return store.home().parent / "logs" / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+
+
+def _ignore(worker: str, state: State, detail: str) -> None:
+    """Nobody watches."""

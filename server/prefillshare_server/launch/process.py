@@ -1,0 +1,160 @@
+"""One worker as a process group: start, watch, stop, and the reason when it fails."""
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import time
+from contextlib import suppress
+
+import psutil
+
+from prefillshare_server.launch.plan import WorkerSpec
+
+STOP_TIMEOUT_S = 10.0
+TRACKER_TIMEOUT_S = 5.0
+KILL_TIMEOUT_S = 30.0
+_POLL_S = 0.05
+_TAIL_BYTES = 256 * 1024
+
+_OURS = re.compile(r"prefillshare: .*")
+_PORT_TAKEN = re.compile(r"[Aa]ddress already in use")
+_EXCEPTION = re.compile(r"(?:^|\s)[\w.]*?(\w*(?:Error|Exception|Interrupt)): (.+)")
+_WRAPPERS = ("Engine core initialization failed", "EngineCore encountered an issue")
+"""vLLM's API process says this when its engine process failed: the reason stands before it."""
+
+_ENGINE_KILLED = "engine core exited unexpectedly"
+
+
+class WorkerFailedError(RuntimeError):
+    """A worker did not start or ended unasked."""
+
+    def __init__(self, spec: WorkerSpec, reason: str) -> None:
+        super().__init__(f"worker {spec.name} failed: {reason}\n  log: {spec.log}")
+        self.worker = spec.name
+        self.reason = reason
+        self.log = spec.log
+
+
+class WorkerProcess:
+    """A started worker; its processes form one process group."""
+
+    def __init__(self, spec: WorkerSpec) -> None:
+        """Start it. Call from a thread that lives as long as the worker: see lifetime.py."""
+        self.spec = spec
+        self._stopped = False
+        spec.log.parent.mkdir(parents=True, exist_ok=True)
+        with spec.log.open("wb") as log:
+            self._process = subprocess.Popen(
+                spec.command,
+                env=spec.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                # Ctrl-C in the terminal reaches the launcher only, which stops workers in order.
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        """Process id of the API process, and id of the process group."""
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        return not self._stopped and self._exit_status() is None
+
+    @property
+    def log_tail(self) -> str:
+        with self.spec.log.open("rb") as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            return log.read().decode(errors="replace")
+
+    @property
+    def failed_on_port(self) -> bool:
+        return _PORT_TAKEN.search(self.log_tail) is not None
+
+    def failure(self) -> WorkerFailedError:
+        """Why it ended, in one line."""
+        reason = reason_in(self.log_tail) or f"it ended with status {self._exit_status()}"
+        return WorkerFailedError(self.spec, reason)
+
+    async def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
+        """SIGTERM, then SIGKILL after `timeout_s`; returns when no process of it is left."""
+        if self._stopped:
+            return
+        family = self._descendants()
+        if self.running:
+            os.kill(self.pid, signal.SIGTERM)
+        if not await self._gone_within(timeout_s, family):
+            self._kill([process for process in family if not _is_resource_tracker(process)])
+            # Python's resource tracker outlives what it tracks to remove semaphores left behind.
+            await self._gone_within(TRACKER_TIMEOUT_S, family)
+        self._kill(family)
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        if not await self._gone_within(KILL_TIMEOUT_S, family):
+            raise RuntimeError(f"processes of worker {self.spec.name} outlive SIGKILL: {family}")
+        self._process.wait()
+        self._stopped = True
+
+    def _kill(self, family: list[psutil.Process]) -> None:
+        if self.running:
+            os.kill(self.pid, signal.SIGKILL)
+        for process in family:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+
+    async def _gone_within(self, timeout_s: float, family: list[psutil.Process]) -> bool:
+        deadline = time.monotonic() + timeout_s
+        while self.running or _alive(family):
+            if time.monotonic() > deadline:
+                return False
+            await asyncio.sleep(_POLL_S)
+        return True
+
+    def _exit_status(self) -> int | None:
+        """Exit code (or signal) once it ended, None before.
+
+        Without reaping it: a zombie keeps its process id, so that a signal to the process group
+        cannot reach a stranger.
+        """
+        if self._process.returncode is not None:
+            return self._process.returncode
+        ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        return ended.si_status if ended is not None else None
+
+    def _descendants(self) -> list[psutil.Process]:
+        with suppress(psutil.NoSuchProcess):
+            return psutil.Process(self.pid).children(recursive=True)
+        return []
+
+
+def _is_resource_tracker(process: psutil.Process) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return any("resource_tracker" in argument for argument in process.cmdline())
+    return False
+
+
+def _alive(processes: list[psutil.Process]) -> bool:
+    return any(
+        process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in processes
+    )
+
+
+def reason_in(log: str) -> str | None:
+    """The line of a worker's log that says why it failed: ours first, else the first exception.
+
+    vLLM prefixes lines with process and level and repeats an error in each process it passes
+    through; the first exception that is not a mere wrapper is the cause.
+    """
+    if (ours := _OURS.search(log)) is not None:
+        return ours.group().removeprefix("prefillshare: ")
+    for line in log.splitlines():
+        found = _EXCEPTION.search(line)
+        if found is not None and not found[2].startswith(_WRAPPERS):
+            return f"{found[1]}: {found[2]}"
+    if _ENGINE_KILLED in log:
+        return "its engine process was killed; is there enough memory?"
+    return None

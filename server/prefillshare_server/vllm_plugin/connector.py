@@ -1,0 +1,144 @@
+"""KV connector of both phases: NIXL pull, plus what makes a handoff safe to read.
+
+Loaded by vLLM through `kv_connector_module_path`. One instance per process role: the scheduler
+part decides what to pull and keeps the accounts, the worker part moves the bytes (vLLM's own).
+"""
+
+import time
+from typing import Any
+
+from vllm.config import VllmConfig
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.connector import NixlPullConnector
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_scheduler import (
+    NixlPullConnectorScheduler,
+)
+from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+from vllm.v1.kv_cache_interface import KVCacheConfig, is_full_attention_spec
+from vllm.v1.request import Request
+
+from prefillshare_server.vllm_plugin.account import PARAMS_KEY, Account
+from prefillshare_server.vllm_plugin.contract import (
+    BaseContract,
+    ContractError,
+    ServedModel,
+    require_fit,
+)
+from prefillshare_server.vllm_plugin.handoff import Handoff, ReadableParams, prompt_digest
+from prefillshare_server.vllm_plugin.progress import calm_nixl_agent
+
+
+class PrefillShareConnector(NixlPullConnector):
+    """`kv_connector` of every worker; refuses to start on a worker that does not fit its base."""
+
+    def __init__(
+        self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig
+    ) -> None:
+        contract = BaseContract.of_worker(vllm_config)
+        require_fit(_served_model(vllm_config), contract)
+        _require_full_attention(kv_cache_config)
+        with calm_nixl_agent():
+            super().__init__(vllm_config, role, kv_cache_config)
+        if role == KVConnectorRole.SCHEDULER:
+            self.connector_scheduler = HandoffScheduler(
+                vllm_config, self.engine_id, kv_cache_config, contract
+            )
+
+
+class HandoffScheduler(NixlPullConnectorScheduler):
+    """Scheduler part. Prefill: describes each handoff. Decode: pulls base KV, keeps accounts."""
+
+    def __init__(
+        self,
+        vllm_config: VllmConfig,
+        engine_id: str,
+        kv_cache_config: KVCacheConfig,
+        contract: BaseContract,
+    ) -> None:
+        super().__init__(vllm_config, engine_id, kv_cache_config)
+        self.contract = contract
+        self.lease_s = float(self._kv_lease_duration)
+        self.accounts: dict[str, Account] = {}
+        """Requests of a decode worker that were scheduled and have not ended, by request id."""
+        self._block_bytes = block_bytes(kv_cache_config) * self.transfer_tp_size
+
+    def get_num_new_matched_tokens(
+        self, request: Request, num_computed_tokens: int
+    ) -> tuple[int, bool]:
+        """Pull base KV of x_1..x_{base_len-1}, less the `num_computed_tokens` found locally.
+
+        The decoder processes x_{base_len} and what follows itself. vLLM may ask several times
+        until the blocks fit; the last answer counts.
+        """
+        readable_params = ReadableParams.of(request.kv_transfer_params)
+        if readable_params is None:
+            return super().get_num_new_matched_tokens(request, num_computed_tokens)
+        readable = readable_params.prefillshare.base_len - 1
+        # Local and remote block lists are matched from their ends, so both must end alike.
+        params = request.kv_transfer_params
+        params["remote_block_ids"] = [
+            group[: self._blocks(readable)] for group in params["remote_block_ids"]
+        ]
+        received = max(0, readable - num_computed_tokens)
+        self.accounts[request.request_id] = Account(
+            base_tokens_received=received,
+            base_tokens_reused=num_computed_tokens,
+            prompt_tokens_computed=request.num_prompt_tokens - readable,
+        )
+        return received, received > 0
+
+    def update_state_after_alloc(
+        self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
+    ) -> None:
+        super().update_state_after_alloc(request, blocks, num_external_tokens)
+        account = self.accounts.get(request.request_id)
+        if account is not None and num_external_tokens > 0:
+            pulled = self._blocks(account.base_tokens) - account.base_tokens_reused // (
+                self.block_size
+            )
+            account.handoff_bytes = pulled * self._block_bytes
+
+    def request_finished(
+        self, request: Request, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """Prefill: vLLM's fields plus the handoff. Decode: the account of the request."""
+        delay_free, params = super().request_finished(request, block_ids)
+        if (account := self.accounts.pop(request.request_id, None)) is not None:
+            return delay_free, account.to_params()
+        if delay_free and params is not None and params["do_remote_prefill"]:
+            params[PARAMS_KEY] = Handoff(
+                base_len=request.num_prompt_tokens,
+                base_fingerprint=self.contract.fingerprint,
+                expires_at=time.time() + self.lease_s,
+                prompt_digest=prompt_digest(request.prompt_token_ids),
+            ).to_params()
+        return delay_free, params
+
+    def _blocks(self, tokens: int) -> int:
+        return -(-tokens // self.block_size)
+
+
+def block_bytes(kv_cache_config: KVCacheConfig) -> int:
+    """Bytes of one KV block over all layers on one tensor-parallel rank."""
+    return sum(
+        group.kv_cache_spec.page_size_bytes * len(group.layer_names)
+        for group in kv_cache_config.kv_cache_groups
+    )
+
+
+def _served_model(vllm_config: VllmConfig) -> ServedModel:
+    return ServedModel(
+        directory=vllm_config.model_config.model,
+        dtype=str(vllm_config.model_config.dtype).removeprefix("torch."),
+        block_size=vllm_config.cache_config.block_size,
+        kv_cache_dtype=vllm_config.cache_config.cache_dtype,
+    )
+
+
+def _require_full_attention(kv_cache_config: KVCacheConfig) -> None:
+    groups = kv_cache_config.kv_cache_groups
+    if len(groups) != 1 or not is_full_attention_spec(groups[0].kv_cache_spec):
+        kinds = ", ".join(type(group.kv_cache_spec).__name__ for group in groups)
+        raise ContractError(
+            f"only models with full attention in every layer can share prefill, found: {kinds}."
+        )

@@ -1,0 +1,166 @@
+"""The handoff of base KV from a prefill worker to one reader, and when a reader must refuse it.
+
+Refusing is the only safe answer: vLLM's own fallbacks compute the missing KV with the decoder's
+weights and answer 200 with different logits.
+"""
+
+import hashlib
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Annotated, Any
+
+import msgspec
+
+
+def prompt_digest(token_ids: Sequence[int]) -> str:
+    """Fingerprint of a token sequence: 16 hex digits."""
+    return hashlib.sha256(array("I", token_ids).tobytes()).hexdigest()[:16]
+
+
+def lease_margin_s(lease_s: float) -> float:
+    """Seconds a lease must still last when a decode worker accepts it.
+
+    A queued request extends its lease by heartbeats, the first of which arrives up to one
+    heartbeat interval (a sixth of the lease) later, since it needs a handshake first.
+    """
+    return lease_s // 6 + 1
+
+
+class Handoff(msgspec.Struct, frozen=True):
+    """What a prefill worker adds to vLLM's `kv_transfer_params`, under "prefillshare"."""
+
+    base_len: Annotated[int, msgspec.Meta(ge=1)]
+    """Prompt tokens the base processed; KV of the first base_len - 1 may be read."""
+
+    base_fingerprint: str
+
+    expires_at: float
+    """Unix seconds; afterwards the prefill worker may give the blocks to another request."""
+
+    prompt_digest: str
+    """`prompt_digest` of those base_len tokens."""
+
+    def to_params(self) -> dict[str, Any]:
+        return msgspec.structs.asdict(self)
+
+
+class ReadableParams(msgspec.Struct, frozen=True):
+    """`kv_transfer_params` that a decode worker can read from: vLLM's fields and ours.
+
+    Unknown fields are vLLM's business.
+    """
+
+    do_remote_prefill: bool
+    remote_block_ids: Annotated[list[list[int]], msgspec.Meta(min_length=1, max_length=1)]
+    remote_engine_id: str
+    remote_request_id: str
+    remote_host: str
+    remote_port: int
+    tp_size: int
+    prefillshare: Handoff
+
+    @classmethod
+    def of(cls, params: object) -> "ReadableParams | None":
+        """Parse a request's `kv_transfer_params`; None when there is nothing to read."""
+        try:
+            parsed = msgspec.convert(params, cls)
+        except msgspec.ValidationError:
+            return None
+        return parsed if parsed.do_remote_prefill else None
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a decode worker does not serve a request."""
+
+    code: str
+    message: str
+    status: HTTPStatus = HTTPStatus.BAD_REQUEST
+
+    @property
+    def retryable(self) -> bool:
+        """Whether the same request may succeed after a new prefill."""
+        return self.status is HTTPStatus.SERVICE_UNAVAILABLE
+
+
+def refusal(
+    params: ReadableParams | None, *, base_fingerprint: str, lease_s: float, now: float
+) -> Refusal | None:
+    """Check what can be known without the prompt; None means the handoff may be read."""
+    if params is None:
+        return Refusal(
+            "base_kv_missing",
+            "A decode worker serves only requests that bring the base's KV of their prompt "
+            "(kv_transfer_params of a prefill worker with do_remote_prefill). "
+            "Send the request to the router.",
+        )
+    handoff = params.prefillshare
+    if handoff.base_fingerprint != base_fingerprint:
+        return Refusal(
+            "base_kv_mismatch",
+            f"The request brings KV of base {handoff.base_fingerprint}, this decode worker reads "
+            f"base {base_fingerprint}. Prefill the prompt on a prefill worker of the same cluster.",
+        )
+    margin_s = lease_margin_s(lease_s)
+    if now > handoff.expires_at - margin_s:
+        return Refusal(
+            "lease_expired",
+            f"The lease on the request's base KV ended or ends within {margin_s:g} s. "
+            "Prefill the prompt again and retry.",
+            HTTPStatus.SERVICE_UNAVAILABLE,
+        )
+    return None
+
+
+def prompt_refusal(
+    params: ReadableParams, prompt_ids: Sequence[int], block_size: int
+) -> Refusal | None:
+    """Check the handoff against the prompt it is for: same tokens, as many blocks as they need."""
+    handoff, blocks = params.prefillshare, len(params.remote_block_ids[0])
+    if handoff.base_len > len(prompt_ids):
+        return Refusal(
+            "prompt_mismatch",
+            f"base_len {handoff.base_len} does not fit a prompt of {len(prompt_ids)} tokens.",
+        )
+    if prompt_digest(prompt_ids[: handoff.base_len]) != handoff.prompt_digest:
+        return Refusal(
+            "prompt_mismatch",
+            f"The first {handoff.base_len} prompt tokens are not the ones the base processed. "
+            "Send the prefill worker's tokens in kv_transfer_params.prompt_token_ids.",
+        )
+    if blocks != -(-handoff.base_len // block_size):
+        return Refusal(
+            "prompt_mismatch",
+            f"{blocks} KV blocks are not what {handoff.base_len} tokens need "
+            f"(block size {block_size}).",
+        )
+    return None
+
+
+class SingleUse:
+    """Remembers which handoffs were taken: one handoff feeds exactly one reader.
+
+    The prefill worker frees the blocks as soon as one request has read them; a second reader of
+    the same handoff would read whatever is there by then. Entries are dropped when the lease ends,
+    because an expired handoff is refused anyway.
+    """
+
+    def __init__(self) -> None:
+        self._expiry: dict[str, float] = {}
+
+    def take(self, remote_request_id: str, expires_at: float, now: float) -> Refusal | None:
+        """Mark the handoff as taken; a refusal if it was taken before."""
+        while self._expiry and (oldest := next(iter(self._expiry))) != remote_request_id:
+            if self._expiry[oldest] > now:
+                break
+            del self._expiry[oldest]
+        if remote_request_id in self._expiry:
+            return Refusal(
+                "handoff_taken",
+                f"The base KV of prefill request {remote_request_id} was read before; it feeds "
+                "one request (n=1). Prefill again for each further answer.",
+            )
+        self._expiry[remote_request_id] = expires_at
+        return None

@@ -1,0 +1,186 @@
+"""Scheduler of the decode workers (`--scheduler-cls`): only base KV is shared, nothing is redone.
+
+1. Provenance: only blocks filled with the base's KV enter the prefix cache. vLLM would also keep
+   the KV of x_n and of generated tokens, which the decoder computed, and hand it to the next turn.
+2. A request without readable base KV is refused. The API process refuses it earlier and with a
+   better error (admission.py); this is the check that cannot be passed by.
+3. Preemption, a failed pull and an expired lease end the request with a mark. vLLM would compute
+   the prompt again with the decoder's weights; the router prefills on the base and resumes.
+"""
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from vllm.logger import init_logger
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import Request, RequestStatus
+
+from prefillshare_server.vllm_plugin.account import PARAMS_KEY, REFUSED_KEY, Account, Event
+from prefillshare_server.vllm_plugin.connector import HandoffScheduler, PrefillShareConnector
+from prefillshare_server.vllm_plugin.handoff import (
+    ReadableParams,
+    Refusal,
+    SingleUse,
+    prompt_refusal,
+    refusal,
+)
+
+logger = init_logger(f"vllm.{__name__}")
+
+if TYPE_CHECKING:
+    # What the mixin below is mixed into, in two variants.
+    from vllm.v1.core.sched.scheduler import Scheduler as _Scheduler
+else:
+    _Scheduler = object
+
+
+class BaseKVOnly(_Scheduler):
+    """Mixed into vLLM's schedulers."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        connector = self.connector
+        if not isinstance(connector, PrefillShareConnector):
+            raise TypeError("prefillshare: the decode scheduler needs PrefillShareConnector")
+        self._handoffs: HandoffScheduler = connector.connector_scheduler
+        self._taken = SingleUse()
+        self._failed_pulls: set[str] = set()
+        self._endings: list[tuple[int, EngineCoreOutput]] = []
+        """Last outputs of requests that were ended here, by client index; sent with the step's."""
+        self._cache_base_blocks_only()
+
+    def _cache_base_blocks_only(self) -> None:
+        # The coordinator, not the manager: `allocate_slots` calls it directly.
+        coordinator = self.kv_cache_manager.coordinator
+        cache_blocks = coordinator.cache_blocks
+
+        def cache_base_blocks(request: Request, num_computed_tokens: int) -> None:
+            account = self._handoffs.accounts.get(request.request_id)
+            base_tokens = account.base_tokens if account is not None else 0
+            whole_blocks = base_tokens // self.block_size * self.block_size
+            cache_blocks(request, min(num_computed_tokens, whole_blocks))
+
+        coordinator.cache_blocks = cache_base_blocks
+
+    def _get_local_prefix_cache_hit(self, request: Request) -> Any:
+        """Reuse at most the blocks that the request's base KV would fill.
+
+        A resumed answer (prompt = context + answer so far) must not find the base's KV of its own
+        answer here: the decoder computed those tokens itself before, and does so again.
+        """
+        blocks, tokens, *rest = super()._get_local_prefix_cache_hit(request)
+        params = ReadableParams.of(request.kv_transfer_params)
+        readable = params.prefillshare.base_len - 1 if params is not None else 0
+        if tokens > readable:
+            tokens = readable // self.block_size * self.block_size
+            blocks = self.kv_cache_manager.truncate_computed_blocks(blocks, tokens)
+        return blocks, tokens, *rest
+
+    def add_request(self, request: Request) -> None:
+        super().add_request(request)
+        refused = self._refusal(request)
+        if refused is None:
+            return
+        logger.warning("Refused request %s: %s", request.request_id, refused.message)
+        if refused.code == "lease_expired":
+            self.finish_requests(request.request_id, RequestStatus.FINISHED_ABORTED)
+            self._end(request, Account(), "lease_expired")
+        else:
+            # vLLM notifies the prefill worker, which frees the blocks of the refused handoff.
+            self.finish_requests(request.request_id, RequestStatus.FINISHED_ERROR)
+            output = EngineCoreOutput(
+                request_id=request.request_id,
+                new_token_ids=[],
+                finish_reason=FinishReason.ERROR,
+                kv_transfer_params={
+                    PARAMS_KEY: {REFUSED_KEY: f"{refused.code}: {refused.message}"}
+                },
+            )
+            self._endings.append((request.client_index, output))
+
+    def _refusal(self, request: Request) -> Refusal | None:
+        params, now = ReadableParams.of(request.kv_transfer_params), time.time()
+        refused = refusal(
+            params,
+            base_fingerprint=self._handoffs.contract.fingerprint,
+            lease_s=self._handoffs.lease_s,
+            now=now,
+        )
+        if refused is not None:
+            return refused
+        assert params is not None, "a request without readable KV is refused above"
+        if request.prompt_token_ids is None or request.skip_reading_prefix_cache:
+            return Refusal(
+                "base_kv_unusable",
+                "A prompt of embeddings, and prompt_logprobs or echo with logprobs, make the "
+                "decoder compute the whole prompt itself.",
+            )
+        return prompt_refusal(
+            params, request.prompt_token_ids, self.block_size
+        ) or self._taken.take(params.remote_request_id, params.prefillshare.expires_at, now)
+
+    def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
+        """End the victim, which the caller has taken off the running list, instead of queuing it.
+
+        What it generated so far was delivered; the router resumes from there.
+        """
+        account = self._handoffs.accounts.get(request.request_id, Account())
+        request.status = RequestStatus.FINISHED_ABORTED
+        self._free_request(request)
+        self._end(request, account, "preempted")
+
+    def _handle_invalid_blocks(self, *args: Any) -> set[str]:
+        failed: set[str] = super()._handle_invalid_blocks(*args)
+        return self._remember_failed_pulls(failed)
+
+    def _handle_failed_recving(self, *args: Any) -> set[str]:
+        failed: set[str] = super()._handle_failed_recving(*args)
+        return self._remember_failed_pulls(failed)
+
+    def _remember_failed_pulls(self, request_ids: set[str]) -> set[str]:
+        self._failed_pulls |= request_ids
+        return request_ids
+
+    def update_from_output(
+        self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
+    ) -> dict[int, EngineCoreOutputs]:
+        outputs = super().update_from_output(scheduler_output, model_runner_output)
+        if self._failed_pulls:
+            for of_client in outputs.values():
+                for output in of_client.outputs:
+                    if output.request_id in self._failed_pulls and output.finished:
+                        _mark(output, Account(), "kv_load_failed")
+            self._failed_pulls.clear()
+        for client_index, ending in self._endings:
+            of_client = outputs.setdefault(client_index, EngineCoreOutputs())
+            of_client.outputs = [*of_client.outputs, ending]
+        self._endings.clear()
+        return outputs
+
+    def has_requests(self) -> bool:
+        return bool(self._endings) or super().has_requests()
+
+    def _end(self, request: Request, account: Account, event: Event) -> None:
+        output = EngineCoreOutput(request_id=request.request_id, new_token_ids=[])
+        self._endings.append((request.client_index, _mark(output, account, event)))
+
+
+def _mark(output: EngineCoreOutput, account: Account, event: Event) -> EngineCoreOutput:
+    """Make `output` the last one of a request that did not run to its end."""
+    account.event = event
+    output.finish_reason = FinishReason.ABORT
+    output.stop_reason = f"{PARAMS_KEY}:{event}"
+    output.kv_transfer_params = account.to_params()
+    return output
+
+
+class PrefillShareScheduler(BaseKVOnly, Scheduler):
+    """For platforms that schedule synchronously (CPU)."""
+
+
+class PrefillShareAsyncScheduler(BaseKVOnly, AsyncScheduler):
+    """For platforms that schedule one step ahead (GPU)."""

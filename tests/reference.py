@@ -1,0 +1,61 @@
+"""In-process reference for what a PrefillShare cluster must answer.
+
+The base computes the KV of prompt tokens x_1..x_{n-1}; the decoder then processes x_n and every
+generated token on top of that cache. Nothing here knows vLLM: plain Hugging Face models in fp32.
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+
+
+@lru_cache(maxsize=8)
+def _model(directory: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+
+
+def _base_cache(base_dir: Path, prompt_ids: Sequence[int]) -> Any:
+    """KV cache of every prompt token but the last, computed by the base (None for one token)."""
+    if len(prompt_ids) == 1:
+        return None
+    context = torch.tensor([list(prompt_ids[:-1])])
+    return _model(base_dir)(context, use_cache=True).past_key_values
+
+
+@torch.inference_mode()
+def base_cache_logprobs(
+    base_dir: Path, decoder_dir: Path, prompt_ids: Sequence[int], output_ids: Sequence[int]
+) -> list[float]:
+    """Log-probability of each output token, teacher-forced: shape [len(output_ids)]."""
+    cache = _base_cache(base_dir, prompt_ids)
+    inputs = torch.tensor([[prompt_ids[-1], *output_ids[:-1]]])
+    logits = _model(decoder_dir)(inputs, past_key_values=cache, use_cache=True).logits[0]
+    chosen = torch.tensor(list(output_ids)).unsqueeze(1)
+    logprobs = logits.log_softmax(dim=-1).gather(1, chosen).squeeze(1)
+    return [float(value) for value in logprobs]
+
+
+@torch.inference_mode()
+def base_cache_greedy(
+    base_dir: Path,
+    decoder_dir: Path,
+    prompt_ids: Sequence[int],
+    max_tokens: int,
+    *,
+    stop_ids: Sequence[int] = (),
+) -> list[int]:
+    """Greedy continuation; a stop id ends it and is part of the result."""
+    cache = _base_cache(base_dir, prompt_ids)
+    output: list[int] = []
+    token = prompt_ids[-1]
+    while len(output) < max_tokens:
+        step = _model(decoder_dir)(torch.tensor([[token]]), past_key_values=cache, use_cache=True)
+        cache, token = step.past_key_values, int(step.logits[0, -1].argmax())
+        output.append(token)
+        if token in stop_ids:
+            break
+    return output

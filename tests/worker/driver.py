@@ -1,0 +1,220 @@
+"""Plays the router towards one prefill and one decode worker: two HTTP calls per answer."""
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+import psutil
+
+from prefillshare_server.config import Cluster
+from prefillshare_server.launch.local_cluster import LocalCluster
+from prefillshare_server.models import store
+from prefillshare_server.router.topology import WorkerEndpoint
+
+T = TypeVar("T")
+BLOCK = 32
+START_TIMEOUT_S = 180
+
+
+class LoopThread:
+    """An event loop in a thread of its own, which lives until `close`."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+
+    def run(self, coroutine: Coroutine[Any, Any, T], timeout: float = START_TIMEOUT_S) -> T:
+        future: Future[T] = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        return future.result(timeout)
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(timeout=10)
+        self._loop.close()
+
+
+@contextmanager
+def running(cluster: Cluster, log_dir: Path) -> Iterator[tuple[LocalCluster, Callable[[], None]]]:
+    """The cluster's workers, started and warmed up, and how to stop them before the end."""
+    loop = LoopThread()
+    workers = LocalCluster(cluster, log_dir=log_dir)
+    try:
+        loop.run(workers.__aenter__())
+        try:
+            yield workers, lambda: loop.run(workers.stop())
+        finally:
+            loop.run(workers.stop())
+    finally:
+        loop.close()
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a decode worker answered."""
+
+    status: int
+    body: dict[str, Any]
+    request_id: str
+
+    @property
+    def choice(self) -> dict[str, Any]:
+        choice: dict[str, Any] = self.body["choices"][0]
+        return choice
+
+    @property
+    def token_ids(self) -> list[int]:
+        return list(self.choice["token_ids"])
+
+    @property
+    def logprobs(self) -> list[float]:
+        return list(self.choice["logprobs"]["token_logprobs"])
+
+    @property
+    def error(self) -> dict[str, Any]:
+        error: dict[str, Any] = self.body["error"]
+        return error
+
+
+@dataclass
+class Pair:
+    """One prefill worker and one decode worker of a running cluster."""
+
+    prefill_worker: WorkerEndpoint
+    decode_worker: WorkerEndpoint
+    pids: dict[str, int]
+    base_dir: Path
+    decoder_dir: Path
+    http: httpx.Client = field(default_factory=lambda: httpx.Client(timeout=60))
+    _ids: Iterator[int] = field(default_factory=count)
+
+    def prefill(self, prompt: Sequence[int]) -> dict[str, Any]:
+        """Prefill on the base; returns the handoff: the answer's kv_transfer_params."""
+        params: dict[str, Any] = self.prefill_answer(prompt)["kv_transfer_params"]
+        return params
+
+    def prefill_answer(self, prompt: Sequence[int]) -> dict[str, Any]:
+        body = {
+            "model": self.prefill_worker.model,
+            "prompt": list(prompt),
+            "max_tokens": 1,
+            "temperature": 0,
+            "kv_transfer_params": {"do_remote_decode": True, "do_remote_prefill": False},
+        }
+        response = self._post(self.prefill_worker, "/v1/completions", body, "prefill")
+        assert response.status_code == 200, response.text
+        answer: dict[str, Any] = response.json()
+        return answer
+
+    def decode(
+        self, prompt: Sequence[int], handoff: dict[str, Any] | None, **sampling: Any
+    ) -> Answer:
+        """Greedy completion of token ids with logprobs, on the given handoff."""
+        request_id = f"call-{next(self._ids)}"
+        body = {
+            "model": self.decode_worker.model,
+            "prompt": list(prompt),
+            "temperature": 0,
+            "max_tokens": 8,
+            "logprobs": 0,
+            "ignore_eos": True,
+            "return_token_ids": True,
+            "kv_transfer_params": handoff,
+            **sampling,
+        }
+        response = self._post(self.decode_worker, "/v1/completions", body, request_id)
+        return Answer(response.status_code, response.json(), request_id)
+
+    def call(self, prompt: Sequence[int], **sampling: Any) -> Answer:
+        """Prefill and decode."""
+        answer = self.decode(prompt, self.prefill(prompt), **sampling)
+        assert answer.status == 200, answer.body
+        return answer
+
+    def chat(self, prompt: Sequence[int], handoff: dict[str, Any] | None, **body: Any) -> Answer:
+        """Chat request whose prompt is given as token ids."""
+        request_id = f"call-{next(self._ids)}"
+        response = self._post(
+            self.decode_worker,
+            "/v1/chat/completions",
+            self._chat_body(prompt, handoff) | body,
+            request_id,
+        )
+        return Answer(response.status_code, response.json(), request_id)
+
+    def stream_chat(
+        self, prompt: Sequence[int], handoff: dict[str, Any] | None
+    ) -> tuple[int, list[dict[str, Any]]]:
+        """Status and chunks of a streamed chat request (a refusal is the only "chunk")."""
+        request = self.http.stream(
+            "POST",
+            f"{self.decode_worker.url}/v1/chat/completions",
+            json={**self._chat_body(prompt, handoff), "stream": True},
+            headers={"X-Request-Id": f"call-{next(self._ids)}"},
+        )
+        with request as response:
+            if response.status_code != 200:
+                return response.status_code, [json.loads(response.read())]
+            events = [line.removeprefix("data: ") for line in response.iter_lines() if line]
+        assert events[-1] == "[DONE]"
+        return 200, [json.loads(event) for event in events[:-1]]
+
+    def account(self, answer: Answer) -> dict[str, Any]:
+        """The decode worker's account of a call. Reading it removes it."""
+        response = self.http.get(f"{self.decode_worker.url}/prefillshare/calls/{answer.request_id}")
+        assert response.status_code == 200, response.text
+        account: dict[str, Any] = response.json()
+        return account
+
+    def info(self, worker: WorkerEndpoint) -> dict[str, Any]:
+        info: dict[str, Any] = self.http.get(f"{worker.url}/prefillshare/info").json()
+        return info
+
+    def metric(self, worker: WorkerEndpoint, name: str) -> float:
+        """Sum of a metric over its labels; 0 when it was never set."""
+        lines = self.http.get(f"{worker.url}/metrics").text.splitlines()
+        found = (line.rsplit(" ", 1) for line in lines if line.startswith(name + "{"))
+        return sum(float(value) for _, value in found)
+
+    def _chat_body(self, prompt: Sequence[int], handoff: dict[str, Any] | None) -> dict[str, Any]:
+        return {
+            "model": self.decode_worker.model,
+            "messages": [{"role": "user", "content": "rendered by the router"}],
+            "temperature": 0,
+            "max_tokens": 8,
+            "ignore_eos": True,
+            "return_token_ids": True,
+            "kv_transfer_params": handoff and {**handoff, "prompt_token_ids": list(prompt)},
+        }
+
+    def _post(
+        self, worker: WorkerEndpoint, path: str, body: dict[str, Any], request_id: str
+    ) -> httpx.Response:
+        return self.http.post(
+            f"{worker.url}{path}", json=body, headers={"X-Request-Id": request_id}
+        )
+
+
+def family(pid: int) -> list[psutil.Process]:
+    """The process and all that it started."""
+    process = psutil.Process(pid)
+    return [process, *process.children(recursive=True)]
+
+
+def pair_of(workers: LocalCluster, base: str, decoder: str) -> Pair:
+    prefill_worker, decode_worker = workers.endpoints
+    return Pair(
+        prefill_worker,
+        decode_worker,
+        workers.pids,
+        store.resolve(base),
+        store.resolve(decoder),
+    )

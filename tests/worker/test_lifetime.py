@@ -1,0 +1,185 @@
+"""How workers end: under their reader, when told to, and with a launcher that is killed."""
+
+import re
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from prefillshare_server.config import Cluster
+from prefillshare_server.launch.plan import WorkerSpec, plan
+from tests.worker.conftest import CLUSTER
+from tests.worker.driver import Pair, family, pair_of, running
+from tests.worker.test_waiting import CORE_SHARE, core_shares
+
+pytestmark = pytest.mark.engine
+
+Tokens = Callable[[int], list[int]]
+
+LEASE_S = 12
+
+LAUNCHER = """
+import asyncio, sys
+from pathlib import Path
+from prefillshare_server.config import Cluster
+from prefillshare_server.launch.plan import WorkerSpec, plan
+from tests.worker.conftest import CLUSTER
+from prefillshare_server.launch.local_cluster import LocalCluster
+
+async def main():
+    async with LocalCluster(CLUSTER, log_dir=Path(sys.argv[1])) as workers:
+        print(*workers.pids.values(), flush=True)
+        await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+def crash(pid: int) -> None:
+    """Kill a worker as the kernel does when memory runs out: without a chance to clean up."""
+    for process in family(pid):
+        # Not a part of the worker that can crash: it removes what the others leave.
+        if "resource_tracker" not in " ".join(process.cmdline()):
+            process.kill()
+
+
+def shared_memory(processes: list[psutil.Process]) -> set[Path]:
+    """Files in /dev/shm that the processes have mapped, also under another name by now."""
+    mapped: set[int] = set()
+    for process in processes:
+        maps = Path(f"/proc/{process.pid}/maps").read_text()
+        mapped |= {int(inode) for inode in re.findall(r" (\d+) +/dev/shm/", maps)}
+    return {path for path in Path("/dev/shm").iterdir() if path.stat().st_ino in mapped}
+
+
+def ports(processes: list[psutil.Process]) -> set[int]:
+    return {
+        connection.laddr.port
+        for process in processes
+        for connection in process.net_connections(kind="tcp")
+        if connection.status == psutil.CONN_LISTEN
+    }
+
+
+def assert_gone(processes: list[psutil.Process], listened: set[int], segments: set[Path]) -> None:
+    _, alive = psutil.wait_procs(processes, timeout=20)
+    assert not alive
+    assert not [path for path in segments if path.exists()]
+    for port in listened:
+        with socket.socket() as probe:
+            assert probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+@dataclass(frozen=True)
+class Doomed:
+    """A pair of workers that the tests break, in their order."""
+
+    pair: Pair
+    stop: Callable[[], None]
+
+
+@pytest.fixture(scope="module")
+def doomed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Doomed]:
+    cluster = CLUSTER.model_copy(update={"kv": CLUSTER.kv.model_copy(update={"lease_s": LEASE_S})})
+    with running(cluster, tmp_path_factory.mktemp("logs")) as (workers, stop):
+        pair = pair_of(workers, "tiny-base", "tiny-a")
+        with pair.http:
+            yield Doomed(pair, stop)
+
+
+def test_an_unread_handoff_is_freed_when_its_lease_ends(doomed: Doomed, tokens: Tokens) -> None:
+    pair, usage = doomed.pair, "vllm:kv_cache_usage_perc"
+    before = pair.metric(pair.prefill_worker, usage)
+    prompt = tokens(100)
+    handoff = pair.prefill(prompt)
+    assert pair.metric(pair.prefill_worker, usage) > before
+    deadline = time.monotonic() + LEASE_S + 5
+    while pair.metric(pair.prefill_worker, usage) > before:
+        assert time.monotonic() < deadline, "the prefill worker keeps an expired lease"
+        time.sleep(0.2)
+    # vLLM itself would read whatever the blocks hold by now and answer 200.
+    answer = pair.decode(prompt, handoff)
+    assert (answer.status, answer.error["code"]) == (503, "lease_expired")
+
+
+def test_waiting_for_a_stuck_prefill_worker_uses_no_core(doomed: Doomed, tokens: Tokens) -> None:
+    prompt = tokens(600)
+    handoff = doomed.pair.prefill(prompt)
+    stuck = family(doomed.pair.pids["prefill-0"])
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            for process in stuck:
+                process.suspend()
+            answer = pool.submit(doomed.pair.decode, prompt, handoff)
+            time.sleep(1)
+            shares = core_shares(doomed.pair.pids)
+            pending = not answer.done()
+        finally:
+            for process in stuck:
+                process.resume()
+        assert pending
+        assert shares["solver-0"] < CORE_SHARE
+        assert answer.result().status == 200
+
+
+def test_a_prefill_worker_that_died_ends_the_pull_with_a_mark(
+    doomed: Doomed, tokens: Tokens
+) -> None:
+    prompt = tokens(100)
+    handoff = doomed.pair.prefill(prompt)
+    crash(doomed.pair.pids["prefill-0"])
+    answer = doomed.pair.decode(prompt, handoff)
+    assert answer.choice["finish_reason"] == "abort"
+    assert answer.choice["stop_reason"] == "prefillshare:kv_load_failed"
+    assert answer.token_ids == []
+    assert doomed.pair.account(answer)["event"] == "kv_load_failed"
+
+
+def test_a_stopped_cluster_leaves_nothing(doomed: Doomed) -> None:
+    # Its prefill worker died in the test before; the decode worker runs.
+    processes = family(doomed.pair.pids["solver-0"])
+    listened, segments = ports(processes), shared_memory(processes)
+    assert len(processes) >= 2
+    assert listened
+    doomed.stop()
+    assert_gone(processes, listened, segments)
+
+
+def test_workers_whose_ports_were_taken_start_on_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+
+        def unlucky_plan(cluster: Cluster, *, log_dir: Path) -> list[WorkerSpec]:
+            prefill, decode = plan(cluster, log_dir=log_dir)
+            return [replace(prefill, port=port), replace(decode, side_channel_port=port)]
+
+        monkeypatch.setattr("prefillshare_server.launch.local_cluster.plan", unlucky_plan)
+        with running(CLUSTER, tmp_path) as (workers, _):
+            assert [endpoint.id for endpoint in workers.endpoints] == ["prefill-0", "solver-0"]
+            assert f":{port}" not in workers.endpoints[0].url
+
+
+def test_workers_die_with_a_killed_launcher(tmp_path: Path) -> None:
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", LAUNCHER, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
+    assert launcher.stdout is not None
+    try:
+        pids = [int(pid) for pid in launcher.stdout.readline().split()]
+        processes = [process for pid in pids for process in family(pid)]
+        listened, segments = ports(processes), shared_memory(processes)
+        assert len(processes) >= 4
+    finally:
+        launcher.kill()
+        launcher.wait()
+        launcher.stdout.close()
+    assert_gone(processes, listened, segments)

@@ -1,0 +1,137 @@
+"""What is started for a cluster file."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prefillshare_server.config import Cluster
+from prefillshare_server.launch.hardware import Hardware
+from prefillshare_server.launch.plan import WorkerSpec, plan
+
+CPU = Hardware(on_cpu=True, cores=8, memory_bytes=64 << 30)
+GPU = Hardware(on_cpu=False, cores=32, memory_bytes=256 << 30, gpus=2)
+
+
+def planned(tmp_path: Path, hardware: Hardware = CPU, **settings: Any) -> dict[str, WorkerSpec]:
+    cluster = Cluster.model_validate(
+        {
+            "base": {"model": "tiny-base", "name": "the-base"},
+            "prefill": {"replicas": 2},
+            "roles": {"planner": {"model": "tiny-a"}, "critic": {"model": "tiny-b"}},
+            **settings,
+        }
+    )
+    return {spec.name: spec for spec in plan(cluster, log_dir=tmp_path, hardware=hardware)}
+
+
+def argument(spec: WorkerSpec, name: str) -> str:
+    """Value of `--name`."""
+    return spec.argv[spec.argv.index(f"--{name}") + 1]
+
+
+def test_every_replica_of_every_pool_is_a_worker(tmp_path: Path) -> None:
+    specs = planned(tmp_path)
+    assert list(specs) == ["prefill-0", "prefill-1", "planner-0", "critic-0"]
+    assert [spec.role for spec in specs.values()] == [None, None, "planner", "critic"]
+    assert [spec.served_name for spec in specs.values()] == [
+        "the-base",
+        "the-base",
+        "planner",
+        "critic",
+    ]
+
+
+def test_no_two_workers_share_a_port(tmp_path: Path) -> None:
+    specs = planned(tmp_path).values()
+    ports = [port for spec in specs for port in (spec.port, spec.side_channel_port)]
+    assert len(set(ports)) == 8
+
+
+def test_new_ports_reach_the_command_and_the_environment(tmp_path: Path) -> None:
+    spec = planned(tmp_path)["critic-0"].on_new_ports()
+    assert spec.command[-2:] == ["--port", str(spec.port)]
+    assert spec.environment["VLLM_NIXL_SIDE_CHANNEL_PORT"] == str(spec.side_channel_port)
+
+
+def test_decode_workers_fail_closed(tmp_path: Path) -> None:
+    transfer = json.loads(argument(planned(tmp_path)["planner-0"], "kv-transfer-config"))
+    extra = transfer["kv_connector_extra_config"]
+    assert transfer["kv_role"] == "kv_consumer"
+    assert transfer["kv_load_failure_policy"] == "fail"
+    assert extra["kv_recompute_threshold"] == 0
+    assert extra["bidirectional_kv_xfer"] is False
+
+
+def test_only_decode_workers_get_our_scheduler(tmp_path: Path) -> None:
+    specs = planned(tmp_path)
+    assert argument(specs["planner-0"], "scheduler-cls").endswith(".PrefillShareScheduler")
+    assert "--scheduler-cls" not in specs["prefill-0"].argv
+
+
+def test_all_workers_carry_one_contract(tmp_path: Path) -> None:
+    contracts = [
+        json.loads(argument(spec, "kv-transfer-config"))["kv_connector_extra_config"][
+            "prefillshare"
+        ]
+        for spec in planned(tmp_path).values()
+    ]
+    assert all(contract == contracts[0] for contract in contracts)
+    assert contracts[0]["geometry"]["num_kv_heads"] == 2
+    assert (contracts[0]["dtype"], contracts[0]["block_size"]) == ("float32", 32)
+
+
+def test_the_base_fingerprint_names_the_weights(tmp_path: Path) -> None:
+    def fingerprint(base: str) -> str:
+        spec = planned(tmp_path, base={"model": base})["prefill-0"]
+        transfer = json.loads(argument(spec, "kv-transfer-config"))
+        found: str = transfer["kv_connector_extra_config"]["prefillshare"]["fingerprint"]
+        return found
+
+    assert fingerprint("tiny-base") == fingerprint("tiny-base")
+    assert fingerprint("tiny-base") != fingerprint("tiny-c")
+
+
+def test_role_arguments_win_over_pool_arguments_and_defaults(tmp_path: Path) -> None:
+    roles = {
+        "planner": {"model": "tiny-a", "args": {"max-num-seqs": 4}},
+        "critic": {"model": "tiny-b", "args": {"enable-prefix-caching": False}},
+    }
+    pool = {"args": {"max-num-seqs": 8, "tool-call-parser": "pythonic"}}
+    specs = planned(tmp_path, roles=roles, decode=pool)
+    assert argument(specs["planner-0"], "max-num-seqs") == "4"
+    assert argument(specs["critic-0"], "max-num-seqs") == "8"
+    assert argument(specs["critic-0"], "tool-call-parser") == "pythonic"
+    assert "--no-enable-prefix-caching" in specs["critic-0"].argv
+    assert "--max-num-seqs" not in specs["prefill-0"].argv
+
+
+def test_cores_are_divided_among_cpu_workers(tmp_path: Path) -> None:
+    assert planned(tmp_path)["prefill-0"].env["OMP_NUM_THREADS"] == "2"
+
+
+def test_cpu_workers_get_blocks_for_a_tenth_of_the_memory(tmp_path: Path) -> None:
+    small = Hardware(on_cpu=True, cores=2, memory_bytes=8 << 30)
+    blocks = int(argument(planned(tmp_path, small)["critic-0"], "num-gpu-blocks-override"))
+    # Keys and values of 4 layers, 2 KV heads of size 32, in fp32, 32 tokens per block.
+    block_bytes = 2 * 4 * 2 * 32 * 4 * 32
+    assert 4 * blocks * block_bytes == pytest.approx(0.1 * (8 << 30), rel=0.01)
+
+
+def test_a_request_of_full_length_always_fits(tmp_path: Path) -> None:
+    tiny = Hardware(on_cpu=True, cores=1, memory_bytes=64 << 20)
+    blocks = int(argument(planned(tmp_path, tiny)["critic-0"], "num-gpu-blocks-override"))
+    assert blocks == 4096 // 32 + 1
+
+
+def test_gpu_workers_take_turns_on_the_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    specs = planned(tmp_path, GPU)
+    devices = [spec.env["CUDA_VISIBLE_DEVICES"] for spec in specs.values()]
+    assert devices == ["0", "1", "0", "1"]
+    assert argument(specs["critic-0"], "gpu-memory-utilization") == "0.45"
+    assert argument(specs["critic-0"], "scheduler-cls").endswith(".PrefillShareAsyncScheduler")
+    assert "--enforce-eager" not in specs["critic-0"].argv

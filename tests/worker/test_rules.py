@@ -1,0 +1,164 @@
+"""The rules of a worker that need no engine: handoffs, waiting, request ids, failure reasons."""
+
+import json
+import time
+from typing import Any
+
+import pytest
+
+from prefillshare_server.launch.process import reason_in
+from prefillshare_server.vllm_plugin.admission import Admission
+from prefillshare_server.vllm_plugin.calls import CallLog, router_request_id
+from prefillshare_server.vllm_plugin.engine_loop import FIRST_WAIT_S, LONGEST_WAIT_S, CalmWait
+from prefillshare_server.vllm_plugin.handoff import SingleUse, prompt_digest
+
+BASE = "0123456789abcdef"
+
+
+def params(**changes: Any) -> dict[str, Any]:
+    return {
+        "do_remote_prefill": True,
+        "do_remote_decode": False,
+        "remote_block_ids": [[3, 4]],
+        "remote_engine_id": "engine",
+        "remote_request_id": "cmpl-x-0",
+        "remote_host": "127.0.0.1",
+        "remote_port": 5600,
+        "tp_size": 1,
+        "prompt_token_ids": [1] * 40,
+        "prefillshare": {
+            "base_len": 40,
+            "base_fingerprint": BASE,
+            "expires_at": time.time() + 100,
+            "prompt_digest": prompt_digest([1] * 40),
+        },
+        **changes,
+    }
+
+
+def judged(body: dict[str, Any]) -> str | None:
+    """Code of the refusal, None when admitted."""
+    refused = Admission(base_fingerprint=BASE, lease_s=120).refusal(json.dumps(body).encode())
+    return refused.code if refused is not None else None
+
+
+def test_a_complete_handoff_is_admitted() -> None:
+    assert judged({"model": "m", "messages": [], "kv_transfer_params": params()}) is None
+    assert judged({"n": 1, "echo": False, "kv_transfer_params": params()}) is None
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"do_remote_prefill": False},
+        {"remote_block_ids": []},
+        {"remote_block_ids": [[1], [2]]},
+        {"remote_block_ids": None},
+        {"remote_port": "5600"},
+        {"prefillshare": None},
+        {"prefillshare": {"base_len": 0}},
+    ],
+)
+def test_an_incomplete_handoff_is_no_handoff(broken: dict[str, Any]) -> None:
+    assert judged({"kv_transfer_params": params(**broken)}) == "base_kv_missing"
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"n": "two"}'])
+def test_what_cannot_be_judged_is_left_to_vllm(body: bytes) -> None:
+    assert Admission(base_fingerprint=BASE, lease_s=120).refusal(body) is None
+
+
+def test_a_lease_must_outlast_the_first_heartbeat() -> None:
+    ours = params()["prefillshare"]
+    # A lease of 120 s is renewed every 20 s.
+    enough = {**ours, "expires_at": time.time() + 22}
+    short = {**ours, "expires_at": time.time() + 20}
+    assert judged({"kv_transfer_params": params(prefillshare=enough)}) is None
+    assert judged({"kv_transfer_params": params(prefillshare=short)}) == "lease_expired"
+
+
+def test_a_handoff_is_taken_once() -> None:
+    taken = SingleUse()
+    assert taken.take("a", expires_at=10, now=0) is None
+    assert taken.take("b", expires_at=11, now=1) is None
+    refused = taken.take("a", expires_at=10, now=2)
+    assert refused is not None
+    assert refused.code == "handoff_taken"
+
+
+def test_expired_handoffs_are_forgotten() -> None:
+    taken = SingleUse()
+    for second in range(1000):
+        taken.take(f"request-{second}", expires_at=second + 10, now=second)
+    assert len(taken._expiry) <= 11
+
+
+@pytest.mark.parametrize(
+    ("engine_id", "router_id"),
+    [
+        ("chatcmpl-abc", "abc"),
+        ("chatcmpl-abc-0", "abc-0"),
+        ("cmpl-abc-0", "abc"),
+        ("cmpl-a-b-c-12", "a-b-c"),
+        ("resp_xyz", "resp_xyz"),
+    ],
+)
+def test_request_ids_map_back_to_the_routers(engine_id: str, router_id: str) -> None:
+    assert router_request_id(engine_id) == router_id
+
+
+def test_the_call_log_is_bounded_and_read_once() -> None:
+    log = CallLog(capacity=2)
+    for name in "abc":
+        log.record(f"chatcmpl-{name}", {"name": name})
+    assert log.pop("a") is None
+    assert log.pop("c") == {"name": "c"}
+    assert log.pop("c") is None
+
+
+def test_waits_grow_with_idle_time_and_start_again_after_work() -> None:
+    wait = CalmWait()
+    assert wait.next_wait(now=100.0) == FIRST_WAIT_S
+    assert wait.next_wait(now=100.04) == pytest.approx(0.01)
+    assert wait.next_wait(now=105.0) == LONGEST_WAIT_S
+    wait.ran()
+    assert wait.next_wait(now=200.0) == FIRST_WAIT_S
+
+
+def test_our_own_line_is_the_reason() -> None:
+    log = "\n".join(
+        [
+            "(EngineCore pid=7) ERROR core.py:1 ValueError: something before",
+            "(EngineCore pid=7) ERROR core.py:1 prefillshare_server.vllm_plugin.contract."
+            "ContractError: prefillshare: worker a-0: /m does not fit the base: x: base 1",
+            "(APIServer pid=6) RuntimeError: Engine core initialization failed. See root cause.",
+        ]
+    )
+    expected = "worker a-0: /m does not fit the base: x: base 1"
+    assert reason_in(log) == expected
+
+
+def test_the_first_exception_that_is_no_wrapper_is_the_reason() -> None:
+    log = "\n".join(
+        [
+            "INFO 11-29 12:00:00 all well",
+            "(EngineCore pid=7) ERROR core.py:1 vllm.errors.CacheError: No memory for the cache",
+            "(APIServer pid=6) RuntimeError: Engine core initialization failed. See root cause.",
+        ]
+    )
+    assert reason_in(log) == "CacheError: No memory for the cache"
+
+
+def test_an_engine_that_was_killed_is_the_reason() -> None:
+    log = "\n".join(
+        [
+            "(APIServer pid=6) WARNING [shutdown] MPClient: engine core exited unexpectedly",
+            "(APIServer pid=6) ERROR vllm.v1.engine.exceptions.EngineDeadError: EngineCore "
+            "encountered an issue. See stack trace (above) for the root cause.",
+        ]
+    )
+    assert reason_in(log) == "its engine process was killed; is there enough memory?"
+
+
+def test_a_log_without_a_reason_gives_none() -> None:
+    assert reason_in("INFO all well\n") is None
