@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prefillshare_server.errors import ConfigError, Problem
+from prefillshare_server.launch.plan import plan
 from prefillshare_server.models import checkpoint, store
 from prefillshare_server.models.geometry import Difference, Geometry, differences
 from prefillshare_server.models.layout import Layout
@@ -28,7 +29,8 @@ def check(cluster: Cluster, *, progress: store.Progress | None = None) -> list[P
 
     Builds or downloads models that are not there yet. Starts nothing.
     """
-    return list(_problems(cluster, progress))
+    found = list(_problems(cluster, progress))
+    return found or list(_plan_problems(cluster))
 
 
 def _problems(cluster: Cluster, progress: store.Progress | None) -> Iterator[Problem]:
@@ -95,6 +97,14 @@ def _context_problems(cluster: Cluster, base_dir: Path) -> Iterator[Problem]:
             f"{wanted} is more than the base's own context of {limit} tokens",
             f"set at most {limit}",
         )
+
+
+def _plan_problems(cluster: Cluster) -> Iterator[Problem]:
+    """What only shows when the workers' command lines are made."""
+    try:
+        plan(cluster, log_dir=Path())
+    except ConfigError as error:
+        yield from _located("workers", error)
 
 
 def _port_problems(router: Router) -> Iterator[Problem]:

@@ -150,3 +150,15 @@ def test_an_unknown_host_is_a_problem(port: int) -> None:
     [problem] = check(cluster(port, router={"host": "no such host", "port": port}))
 
     assert problem.where == "router.host"
+
+
+def test_kv_blocks_that_cannot_hold_one_request_are_found(port: int) -> None:
+    [line] = lines(cluster(port, max_model_len=2048, kv={"blocks": 64, "block_size": 32}))
+    assert "kv.blocks: 64 blocks of 32 tokens cannot hold one request" in line
+    assert "set at least 65" in line
+
+
+def test_vllm_arguments_that_the_launcher_sets_are_found(port: int) -> None:
+    [line] = lines(cluster(port, prefill={"args": {"port": 9000}}))
+    assert "prefill.args.port" in line
+    assert "the launcher chooses free ports" in line

@@ -96,6 +96,14 @@ def test_an_account_is_read_once(pair: Pair, tokens: Tokens) -> None:
     assert pair.http.get(url).status_code == 404
 
 
+def test_an_answer_that_a_stop_string_ends_has_an_account(pair: Pair, tokens: Tokens) -> None:
+    prompt = tokens(70)
+    text = pair.call(prompt).choice["text"]
+    stopped = pair.call(prompt, stop=[text[3]])
+    assert stopped.choice["finish_reason"] == "stop"
+    assert pair.account(stopped)["prompt_tokens_computed"] == 1
+
+
 def test_chat_with_token_ids_gives_the_tokens_of_the_reference(pair: Pair, tokens: Tokens) -> None:
     prompt = tokens(200)
     answer = pair.chat(prompt, pair.prefill(prompt))

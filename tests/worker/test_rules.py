@@ -162,3 +162,15 @@ def test_an_engine_that_was_killed_is_the_reason() -> None:
 
 def test_a_log_without_a_reason_gives_none() -> None:
     assert reason_in("INFO all well\n") is None
+
+
+def test_a_vllm_argument_that_is_wrong_is_the_reason() -> None:
+    log = (
+        "usage: worker.py [-h] [--foo {a,b}]\n"
+        "worker.py: error: argument --structured-outputs-config: 1 validation error\n"
+        "  Value error, only supported for xgrammar [type=value_error]\n"
+    )
+    assert reason_in(log) == (
+        "vLLM refuses its arguments: argument --structured-outputs-config: 1 validation error "
+        "Value error, only supported for xgrammar [type=value_error]"
+    )

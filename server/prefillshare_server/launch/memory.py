@@ -1,5 +1,6 @@
 """How many KV blocks fit: only where vLLM's own choice would not do."""
 
+from prefillshare_server.errors import ConfigError, Problem
 from prefillshare_server.launch.hardware import Hardware
 from prefillshare_server.models.geometry import Geometry
 
@@ -24,7 +25,26 @@ def cpu_blocks(
     request of full length fits (vLLM keeps one block for itself).
     """
     budget = min(_CPU_BYTES_AT_MOST, int(hardware.memory_bytes * _CPU_MEMORY_SHARE) // workers)
-    return max(budget // block_bytes, -(-max_model_len // block_size) + 1)
+    return max(budget // block_bytes, _fewest_blocks(block_size, max_model_len))
+
+
+def require_room(blocks: int, *, block_size: int, max_model_len: int) -> None:
+    """Raise ConfigError when `kv.blocks` cannot hold one request of full length."""
+    fewest = _fewest_blocks(block_size, max_model_len)
+    if blocks < fewest:
+        raise ConfigError(
+            Problem(
+                "kv.blocks",
+                f"{blocks} blocks of {block_size} tokens cannot hold one request of "
+                f"max_model_len {max_model_len} tokens",
+                f"set at least {fewest}, or a smaller max_model_len",
+            )
+        )
+
+
+def _fewest_blocks(block_size: int, max_model_len: int) -> int:
+    # vLLM keeps one block for itself.
+    return -(-max_model_len // block_size) + 1
 
 
 def gpu_memory_utilization(hardware: Hardware, *, workers: int) -> float | None:

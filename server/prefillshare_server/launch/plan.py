@@ -9,7 +9,12 @@ from pathlib import Path
 
 from prefillshare_server.config import ArgValue, Cluster
 from prefillshare_server.launch.hardware import Hardware
-from prefillshare_server.launch.memory import cpu_blocks, gpu_memory_utilization, kv_block_bytes
+from prefillshare_server.launch.memory import (
+    cpu_blocks,
+    gpu_memory_utilization,
+    kv_block_bytes,
+    require_room,
+)
 from prefillshare_server.launch.ports import LOOPBACK, free_ports
 from prefillshare_server.launch.vllm_args import (
     PLUGIN,
@@ -163,6 +168,8 @@ def _shared_settings(
             block_size=contract.block_size,
             max_model_len=max_model_len,
         )
+    elif blocks is not None:
+        require_room(blocks, block_size=contract.block_size, max_model_len=max_model_len)
     return SharedSettings(
         contract=contract,
         lease_s=cluster.kv.lease_s,

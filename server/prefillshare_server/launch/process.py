@@ -19,6 +19,7 @@ _POLL_S = 0.05
 _TAIL_BYTES = 256 * 1024
 
 _OURS = re.compile(r"prefillshare: .*")
+_BAD_ARGUMENT = re.compile(r"^worker\.py: error: (.+(?:\n .+)*)", re.MULTILINE)
 _PORT_TAKEN = re.compile(r"[Aa]ddress already in use")
 _EXCEPTION = re.compile(r"(?:^|\s)[\w.]*?(\w*(?:Error|Exception|Interrupt)): (.+)")
 _WRAPPERS = ("Engine core initialization failed", "EngineCore encountered an issue")
@@ -151,6 +152,8 @@ def reason_in(log: str) -> str | None:
     """
     if (ours := _OURS.search(log)) is not None:
         return ours.group().removeprefix("prefillshare: ")
+    if (bad := _BAD_ARGUMENT.search(log)) is not None:
+        return f"vLLM refuses its arguments: {' '.join(bad[1].split())}"
     for line in log.splitlines():
         found = _EXCEPTION.search(line)
         if found is not None and not found[2].startswith(_WRAPPERS):

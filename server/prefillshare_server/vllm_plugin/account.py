@@ -23,7 +23,7 @@ class Account:
     """Prompt tokens whose base KV was in this worker's prefix cache."""
 
     prompt_tokens_computed: int = 0
-    """Prompt tokens processed by the decoder itself: 1, more only when an answer is resumed."""
+    """Prompt tokens the decoder itself ran: 1, more only when an answer is resumed."""
 
     handoff_bytes: int = 0
 

@@ -83,7 +83,6 @@ class HandoffScheduler(NixlPullConnectorScheduler):
         self.accounts[request.request_id] = Account(
             base_tokens_received=received,
             base_tokens_reused=num_computed_tokens,
-            prompt_tokens_computed=request.num_prompt_tokens - readable,
         )
         return received, received > 0
 

@@ -148,7 +148,9 @@ class BaseKVOnly(_Scheduler):
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> dict[int, EngineCoreOutputs]:
+        self._count_prompt_tokens(scheduler_output)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
+        self._report_before_stop_strings(outputs)
         if self._failed_pulls:
             for of_client in outputs.values():
                 for output in of_client.outputs:
@@ -160,6 +162,26 @@ class BaseKVOnly(_Scheduler):
             of_client.outputs = [*of_client.outputs, ending]
         self._endings.clear()
         return outputs
+
+    def _count_prompt_tokens(self, scheduler_output: SchedulerOutput) -> None:
+        """Count what this worker ran of each prompt, whatever was planned: the check on rule 3."""
+        for request_id, scheduled in scheduler_output.num_scheduled_tokens.items():
+            account = self._handoffs.accounts.get(request_id)
+            request = self.requests.get(request_id)
+            if account is not None and request is not None and not request.num_output_tokens:
+                account.prompt_tokens_computed += scheduled
+
+    def _report_before_stop_strings(self, outputs: dict[int, EngineCoreOutputs]) -> None:
+        """Attach the account to every output that may be the last.
+
+        Stop strings are found in the API process, which then only tells the engine to end.
+        """
+        for of_client in outputs.values():
+            for output in of_client.outputs:
+                request = self.requests.get(output.request_id)
+                account = self._handoffs.accounts.get(output.request_id)
+                if request is not None and account is not None and request.sampling_params.stop:
+                    output.kv_transfer_params = account.to_params()
 
     def has_requests(self) -> bool:
         return bool(self._endings) or super().has_requests()
