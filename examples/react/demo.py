@@ -55,7 +55,17 @@ def stop(server: "subprocess.Popen[bytes]") -> None:
 
 
 def main() -> None:
-    """Serve, run, stop; the exit code is the example's."""
+    """Serve, run, stop; the exit code is the example's, or 130 after Ctrl-C."""
+    # Without this, `kill` would end this script and leave the server running.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        raise SystemExit(serve_and_run())
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+
+
+def serve_and_run() -> int:
+    """The exit code of the example. Nothing runs any more when this returns or raises."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     prefillshare = Path(sys.executable).with_name("prefillshare")
@@ -73,7 +83,7 @@ def main() -> None:
         stop(server)
     if run.returncode == 0:
         print(f"\nEvery figure of this run is in {REPORT.name}.")
-    raise SystemExit(run.returncode)
+    return run.returncode
 
 
 if __name__ == "__main__":

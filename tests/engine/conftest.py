@@ -31,9 +31,9 @@ timeouts: {start_s: 240}
 """
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """The running cluster; started once, stopped after the last test that used it."""
+    """The running cluster; started once, stopped after the last test of this folder."""
     folder = tmp_path_factory.mktemp("cluster")
     path = folder / "cluster.yaml"
     path.write_text(CLUSTER)
