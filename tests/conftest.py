@@ -63,3 +63,17 @@ def nothing_left_behind() -> Iterator[None]:
             assert not left, f"the test left behind: {sorted(left)}"
             return
         time.sleep(0.1)
+
+
+@pytest.fixture(scope="session")
+def tiny_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store in which the whole tiny family is built, apart from the user's own."""
+    # Imported here, for the SDK's tests also run where only the SDK is installed.
+    from prefillshare_server.models import store, tiny
+
+    home = tmp_path_factory.mktemp("home")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PREFILLSHARE_HOME", str(home))
+        for name in tiny.FAMILY:
+            store.build(name)
+    return home

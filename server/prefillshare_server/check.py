@@ -104,7 +104,7 @@ def _plan_problems(cluster: Cluster) -> Iterator[Problem]:
     try:
         plan(cluster, log_dir=Path())
     except ConfigError as error:
-        yield from _located("workers", error)
+        yield from error.problems
 
 
 def _port_problems(router: Router) -> Iterator[Problem]:
@@ -129,7 +129,4 @@ def _port_problems(router: Router) -> Iterator[Problem]:
 
 def _located(where: str, error: ConfigError) -> Iterator[Problem]:
     for problem in error.problems:
-        if isinstance(problem, Problem):
-            yield Problem(f"{where}: {problem.where}", problem.what, problem.remedy)
-        else:
-            yield Problem(where, problem, "correct it")
+        yield Problem(f"{where}: {problem.where}", problem.what, problem.remedy)

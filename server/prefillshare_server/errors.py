@@ -31,8 +31,8 @@ class ConfigError(Exception):
     Carries every problem found at once. ``str()`` gives one line per problem.
     """
 
-    def __init__(self, *problems: Problem | str) -> None:
-        self.problems: tuple[Problem | str, ...] = problems
+    def __init__(self, *problems: Problem) -> None:
+        self.problems: tuple[Problem, ...] = problems
         super().__init__("\n".join(str(problem) for problem in problems))
 
 

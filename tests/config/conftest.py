@@ -1,24 +1,11 @@
-"""A store with the tiny family, and cluster files that use it."""
+"""Cluster files for the tests of this folder."""
 
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from prefillshare_server.models import store, tiny
-
 WriteCluster = Callable[[str], Path]
-
-
-@pytest.fixture(scope="session")
-def tiny_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store in which the whole tiny family is built, apart from the user's own."""
-    home = tmp_path_factory.mktemp("home")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PREFILLSHARE_HOME", str(home))
-        for name in tiny.FAMILY:
-            store.build(name)
-    return home
 
 
 @pytest.fixture

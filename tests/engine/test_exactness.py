@@ -1,6 +1,7 @@
 """Served logprobs equal an in-process Hugging Face computation on the base's KV (I1, I2)."""
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,21 @@ def test_same_session_and_new_session_agree(
         for session in (first, first, second)
     }
     assert len(texts) == 1
+
+
+def test_under_load(
+    client: openai.OpenAI, models: dict[str, Path], new_session: Callable[[], str]
+) -> None:
+    """Calls of both roles that share batches, prefixes and workers stay exact (I2)."""
+
+    def exact_call(number: int) -> float:
+        role = ("planner", "solver")[number % 2]
+        content = f"{TASK} Case {number}. " + "Consider the stops. " * (number % 5)
+        answer = ask(client, role, [{"role": "user", "content": content}], new_session())
+        return deviation(answer, models, role)
+
+    with ThreadPoolExecutor(12) as pool:
+        assert max(pool.map(exact_call, range(24))) < TOLERANCE
 
 
 @pytest.mark.parametrize("extra", range(-2, 3))

@@ -4,18 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from prefillshare_server.models import store, tiny
-
-
-@pytest.fixture(scope="session")
-def tiny_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store in which the whole tiny family is built, apart from the user's own."""
-    home = tmp_path_factory.mktemp("home")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PREFILLSHARE_HOME", str(home))
-        for name in tiny.FAMILY:
-            store.build(name)
-    return home
+from prefillshare_server.models import tiny
 
 
 @pytest.fixture(scope="session")

@@ -40,23 +40,21 @@ class RouterError(Exception):
 
 
 class WorkerRefused(RouterError):
-    """A worker answered with an error status; its own body is kept as it is."""
+    """A worker answered with an error status; message, field and status stay the worker's own."""
 
     def __init__(self, worker: str, status: int, answer: Mapping[str, Any]) -> None:
         error = answer.get("error")
-        self.answer = dict(answer) if isinstance(error, Mapping) else None
         details: Mapping[str, Any] = error if isinstance(error, Mapping) else {}
+        # vLLM puts exception names and HTTP statuses where OpenAI has words of its own.
         code = details.get("code")
+        client_error = status < 500
         super().__init__(
             status,
             str(details.get("message") or f"worker {worker} answered with HTTP status {status}"),
-            type=str(details.get("type") or "server_error"),
-            code=code if isinstance(code, str) else None,
+            type="invalid_request_error" if client_error else "server_error",
+            code=code if isinstance(code, str) else "invalid_value" if client_error else None,
             param=details.get("param"),
         )
-
-    def body(self) -> dict[str, Any]:
-        return self.answer or super().body()
 
 
 class WorkerBrokeOff(WorkerRefused):
