@@ -11,6 +11,7 @@ from prefillshare_server.vllm_plugin.admission import Admission
 from prefillshare_server.vllm_plugin.calls import CallLog, router_request_id
 from prefillshare_server.vllm_plugin.engine_loop import FIRST_WAIT_S, LONGEST_WAIT_S, CalmWait
 from prefillshare_server.vllm_plugin.handoff import SingleUse, prompt_digest
+from prefillshare_server.vllm_plugin.release import once_per_handoff
 
 BASE = "0123456789abcdef"
 
@@ -174,3 +175,18 @@ def test_a_vllm_argument_that_is_wrong_is_the_reason() -> None:
         "vLLM refuses its arguments: argument --structured-outputs-config: 1 validation error "
         "Value error, only supported for xgrammar [type=value_error]"
     )
+
+
+async def test_a_handoff_is_given_back_once() -> None:
+    told: list[str] = []
+
+    async def notify(request_id: str, kv_transfer_params: dict[str, Any]) -> None:
+        told.append(kv_transfer_params["remote_request_id"])
+
+    give_back = once_per_handoff(notify, capacity=2)
+    for handoff in ("a", "a", "b", "a", "c", "b"):
+        await give_back("release-1", {"remote_request_id": handoff})
+    assert told == ["a", "b", "c"]
+    # Forgotten by now, and told again rather than not at all.
+    await give_back("release-2", {"remote_request_id": "a"})
+    assert told == ["a", "b", "c", "a"]

@@ -16,6 +16,7 @@ from prefillshare_server.vllm_plugin import SUPPORTED_VLLM
 from prefillshare_server.vllm_plugin.admission import Admission, AdmissionMiddleware
 from prefillshare_server.vllm_plugin.calls import CallLog, recording
 from prefillshare_server.vllm_plugin.contract import BaseContract
+from prefillshare_server.vllm_plugin.release import once_per_handoff
 
 
 class Release(BaseModel):
@@ -62,6 +63,9 @@ class PrefillShareEndpoints:
         state.prefillshare_admission = Admission(fingerprint, lease_s) if decode else None
         if decode:
             engine_client.generate = recording(engine_client.generate, self._calls)
+            engine_client.notify_kv_transfer_request_rejected = once_per_handoff(
+                engine_client.notify_kv_transfer_request_rejected
+            )
 
     async def _get_info(self) -> dict[str, Any]:
         return self._info
