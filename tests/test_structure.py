@@ -1,0 +1,51 @@
+"""The code base keeps the shape its documents describe."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = {"prefillshare_agents": ROOT, "prefillshare_server": ROOT / "server"}
+LONGEST_FILE = 400
+MODULES = [
+    path
+    for package, folder in PACKAGES.items()
+    for path in sorted((folder / package).rglob("*.py"))
+    if path.name != "__init__.py"
+]
+
+
+def test_structures_names_every_module() -> None:
+    described = (ROOT / "docs" / "structures.md").read_text()
+    roots = tuple(folder / package for package, folder in PACKAGES.items())
+    names = [str(path.relative_to(next(r for r in roots if r in path.parents))) for path in MODULES]
+    assert [name for name in names if f"`{name}`" not in described] == []
+
+
+def test_structures_names_no_module_that_is_gone() -> None:
+    described = (ROOT / "docs" / "structures.md").read_text()
+    named = {part for part in described.split("`") if part.endswith(".py") and " " not in part}
+    roots = [ROOT, *(folder / package for package, folder in PACKAGES.items())]
+    assert [name for name in sorted(named) if not any((r / name).exists() for r in roots)] == []
+
+
+def test_every_file_fits_in_a_head() -> None:
+    lengths = {path.name: len(path.read_text().splitlines()) for path in MODULES}
+    assert {name: lines for name, lines in lengths.items() if lines > LONGEST_FILE} == {}
+
+
+@pytest.mark.parametrize("command", ["--help", "serve --help", "check --help", "models --help"])
+def test_help_loads_neither_torch_nor_vllm(command: str) -> None:
+    program = (
+        "import sys; from prefillshare_server.cli import app\n"
+        f"try: app({command.split()!r})\n"
+        "except SystemExit as done: assert not done.code\n"
+        "heavy = {'torch', 'vllm', 'transformers'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
