@@ -4,6 +4,8 @@ Standard library only: it runs before anything is installed. A second run finds 
 first and returns at once; a changed lock or pyproject.toml installs what changed.
 """
 
+from __future__ import annotations
+
 import argparse
 import hashlib
 import os
