@@ -104,7 +104,7 @@ def test_a_cluster_cannot_be_changed() -> None:
     cluster = Cluster.model_validate({"base": {"model": "a"}, "roles": {"r": {"model": "b"}}})
 
     with pytest.raises(ValidationError, match="frozen"):
-        cluster.dtype = "float32"  # type: ignore[misc]
+        cluster.dtype = "float32"
 
 
 @pytest.mark.parametrize(

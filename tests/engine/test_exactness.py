@@ -44,7 +44,7 @@ def deviation(answer: ChatCompletion, models: dict[str, Path], role: str) -> flo
     prompt, output = answer.model_extra["prompt_token_ids"], choice.model_extra["token_ids"]
     reference = base_cache_logprobs(models["base"], models[role], prompt, output)
     assert len(served) == len(reference) == 40
-    return max(abs(a - b) for a, b in zip(served, reference, strict=True))
+    return max(abs(a - float(b)) for a, b in zip(served, reference, strict=True))
 
 
 def test_first_call(

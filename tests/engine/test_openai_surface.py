@@ -12,8 +12,8 @@ from tests.served import Served
 
 pytestmark = pytest.mark.engine
 
-USER = {"role": "user", "content": "Name a colour. " * 6}
-PAINT = {
+USER: Any = {"role": "user", "content": "Name a colour. " * 6}
+PAINT: Any = {
     "type": "function",
     "function": {
         "name": "paint",
@@ -90,7 +90,7 @@ def test_a_tool_call_and_its_result_stay_in_the_shared_context(
     called = client.chat.completions.create(
         model="planner",
         messages=messages,
-        tools=[PAINT],  # type: ignore[list-item]
+        tools=[PAINT],
         tool_choice="required",
         parallel_tool_calls=False,
         temperature=0,
@@ -111,7 +111,7 @@ def test_a_tool_call_and_its_result_stay_in_the_shared_context(
 
 
 def test_a_json_schema_holds(client: openai.OpenAI) -> None:
-    schema = {
+    schema: Any = {
         "type": "object",
         "properties": {"verdict": {"type": "string", "enum": ["right", "wrong"]}},
         "required": ["verdict"],
@@ -119,7 +119,7 @@ def test_a_json_schema_holds(client: openai.OpenAI) -> None:
     }
     answer = client.chat.completions.create(
         model="solver",
-        messages=[USER],  # type: ignore[list-item]
+        messages=[USER],
         response_format={
             "type": "json_schema",
             "json_schema": {"name": "verdict", "schema": schema, "strict": True},
@@ -132,7 +132,7 @@ def test_a_json_schema_holds(client: openai.OpenAI) -> None:
 def test_several_choices_with_logprobs(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(
         model="planner",
-        messages=[USER],  # type: ignore[list-item]
+        messages=[USER],
         n=2,
         seed=7,
         temperature=1.0,
@@ -156,7 +156,7 @@ def test_a_seed_repeats_a_sampled_answer(client: openai.OpenAI) -> None:
     texts = [
         client.chat.completions.create(
             model="planner",
-            messages=[USER],  # type: ignore[list-item]
+            messages=[USER],
             seed=seed,
             temperature=1.0,
             max_tokens=12,
@@ -201,15 +201,15 @@ def test_models_lists_the_roles_and_flags_the_base(served: Served) -> None:
 
 def test_an_unknown_role_is_a_404_that_lists_the_roles(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError, match=r"gamma.*critic.*planner"):
-        client.chat.completions.create(model="gamma", messages=[USER])  # type: ignore[list-item]
+        client.chat.completions.create(model="gamma", messages=[USER])
 
 
 def test_a_context_that_is_too_long_is_a_400_that_names_both_numbers(
     client: openai.OpenAI,
 ) -> None:
-    long = {"role": "user", "content": "x" * 5000}
+    long: Any = {"role": "user", "content": "x" * 5000}
     with pytest.raises(openai.BadRequestError, match=r"4096") as caught:
-        client.chat.completions.create(model="planner", messages=[long])  # type: ignore[list-item]
+        client.chat.completions.create(model="planner", messages=[long])
     assert "50" in str(caught.value)
 
 

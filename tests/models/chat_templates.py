@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 # No notion of tools; a default system message when there is none at the start.
 SMOLLM2 = (
     "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
@@ -124,5 +126,10 @@ MISTRAL = """\
 
 SPECIAL_TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 
-TAIL_ROLE = {SMOLLM2: "system", QWEN3: "system", LLAMA3: "system", MISTRAL: "user"}
+TAIL_ROLE: dict[str, Literal["system", "user"]] = {
+    SMOLLM2: "system",
+    QWEN3: "system",
+    LLAMA3: "system",
+    MISTRAL: "user",
+}
 NAMES = {SMOLLM2: "smollm2", QWEN3: "qwen3", LLAMA3: "llama3", MISTRAL: "mistral"}
