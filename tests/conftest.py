@@ -1,5 +1,6 @@
 """Fixtures of the whole suite: nothing may outlive the test that started it."""
 
+import ctypes
 import re
 import time
 from collections.abc import Iterator
@@ -12,6 +13,11 @@ import pytest
 SETTLE_S = 15
 
 SHARED_MEMORY = Path("/dev/shm")
+
+
+PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+# A process whose parent ended becomes a child of this one, and so is seen as left behind.
+ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def _present() -> set[str]:

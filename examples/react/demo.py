@@ -56,8 +56,9 @@ def stop(server: "subprocess.Popen[bytes]") -> None:
 
 def main() -> None:
     """Serve, run, stop; the exit code is the example's, or 130 after Ctrl-C."""
-    # Without this, `kill` would end this script and leave the server running.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # Without this, `kill` or a closed terminal would end this script and leave the server running.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
     try:
         raise SystemExit(serve_and_run())
     except KeyboardInterrupt:

@@ -80,7 +80,7 @@ def preemptions(base_url: str) -> int:
 
 def print_tables(console: Console, runs: Sequence[SessionRun], figures: dict[str, Any]) -> None:
     for number, run in enumerate(runs, 1):
-        console.print(_calls_table(f"Session {number}", run.calls))
+        console.print(_calls_table(f"Session {number}", run))
     console.print(_totals_table(figures))
     computed = figures["prefill_computed_tokens"]
     alone = figures["per_model_prefill_tokens"]
@@ -91,12 +91,17 @@ def print_tables(console: Console, runs: Sequence[SessionRun], figures: dict[str
     )
 
 
-def _calls_table(title: str, calls: Sequence[CallRecord]) -> Table:
-    table = Table(title=title, title_justify="left")
+def _calls_table(title: str, run: SessionRun) -> Table:
+    table = Table(
+        title=title,
+        title_justify="left",
+        caption=f"One prefill per model: {run.totals.per_model_prefill_tokens:,} tokens computed",
+        caption_justify="left",
+    )
     table.add_column("role")
     for name in ("prompt", "computed", "cached", "handed off", "TTFT", "decoded"):
         table.add_column(name, justify="right")
-    for call in calls:
+    for call in run.calls:
         table.add_row(
             call.role,
             f"{call.prompt_tokens:,}",
@@ -106,6 +111,18 @@ def _calls_table(title: str, calls: Sequence[CallRecord]) -> Table:
             "" if call.ttft_s is None else f"{call.ttft_s:.2f} s",
             f"{call.completion_tokens:,}",
         )
+    totals = run.totals
+    table.add_section()
+    table.add_row(
+        "session",
+        f"{totals.prompt_tokens:,}",
+        f"{totals.computed_tokens:,}",
+        f"{totals.cached_tokens:,}",
+        f"{totals.handoff_bytes / 1e6:.1f} MB",
+        "",
+        f"{totals.generated_tokens:,}",
+        style="bold",
+    )
     return table
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
@@ -68,15 +68,27 @@ StoreName = Annotated[str, typer.Argument(metavar="NAME", help="See [bold]models
 
 
 def main() -> None:
-    """Console script: configuration errors end with code 2 and one line each, no traceback."""
+    """Console script: what a user can mend ends with code 2 and one line each, no traceback."""
     try:
         app()
     except ConfigError as error:
-        stderr = Console(stderr=True, soft_wrap=True, highlight=False)
-        for problem in error.problems:
-            stderr.print("error:", style="bold red", end=" ")
-            stderr.print(str(problem), markup=False)
+        _print_errors(map(str, error.problems))
         sys.exit(2)
+    except ModuleNotFoundError as error:
+        _print_errors(
+            [
+                f"{error.name} is not installed; the command needs the server: pip install "
+                "'prefillshare-agents[server]' (GPU) or 'prefillshare-agents[cpu]'"
+            ]
+        )
+        sys.exit(2)
+
+
+def _print_errors(lines: Iterable[str]) -> None:
+    stderr = Console(stderr=True, soft_wrap=True, highlight=False)
+    for line in lines:
+        stderr.print("error:", style="bold red", end=" ")
+        stderr.print(line, markup=False)
 
 
 def _show_versions(wanted: bool) -> None:

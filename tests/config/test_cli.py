@@ -165,3 +165,18 @@ def test_help_loads_nothing_heavy() -> None:
 
     assert (result.returncode, result.stderr) == (0, "")
     assert "prefillshare serve cluster.yaml" in result.stdout
+
+
+def test_without_the_servers_packages_the_command_says_what_to_install(cluster_file: Path) -> None:
+    program = (
+        "import sys; sys.modules['yaml'] = None\n"
+        f"sys.argv = ['prefillshare', 'check', {str(cluster_file)!r}]\n"
+        "from prefillshare_server.cli import main; main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 2
+    assert "yaml is not installed" in done.stderr
+    assert "prefillshare-agents[server]" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -71,17 +71,19 @@ def test_role_switch_and_return_to_an_earlier_role(
         messages.append({"role": "user", "content": "Go on, and check the step before. " * 2})
 
 
-def test_same_session_and_new_session_agree(
+def test_caches_and_workers_do_not_change_the_answer(
     client: openai.OpenAI, new_session: Callable[[], str]
 ) -> None:
-    """The output depends on the context alone, not on what the caches hold (I2)."""
+    """The output depends on the context alone, not on what the caches hold or who computes (I2)."""
     messages: list[dict[str, Any]] = [{"role": "user", "content": "What is a KV block? " * 5}]
-    first, second = new_session(), new_session()
-    texts = {
-        ask(client, "solver", messages, session).choices[0].message.content
-        for session in (first, first, second)
-    }
-    assert len(texts) == 1
+    first = new_session()
+    answers = [
+        ask(client, "solver", messages, session)
+        for session in (first, first, new_session(), new_session(), new_session())
+    ]
+    reports = [(answer.model_extra or {})["prefillshare"] for answer in answers]
+    assert {report["prefill_worker"] for report in reports} == {"prefill-0", "prefill-1"}
+    assert len({answer.choices[0].message.content for answer in answers}) == 1
 
 
 def test_under_load(
@@ -89,14 +91,14 @@ def test_under_load(
 ) -> None:
     """Calls of both roles that share batches, prefixes and workers stay exact (I2)."""
 
-    def exact_call(number: int) -> float:
+    def call(number: int) -> tuple[str, ChatCompletion]:
         role = ("planner", "solver")[number % 2]
         content = f"{TASK} Case {number}. " + "Consider the stops. " * (number % 5)
-        answer = ask(client, role, [{"role": "user", "content": content}], new_session())
-        return deviation(answer, models, role)
+        return role, ask(client, role, [{"role": "user", "content": content}], new_session())
 
-    with ThreadPoolExecutor(12) as pool:
-        assert max(pool.map(exact_call, range(24))) < TOLERANCE
+    with ThreadPoolExecutor(24) as pool:
+        answers = list(pool.map(call, range(24)))
+    assert max(deviation(answer, models, role) for role, answer in answers) < TOLERANCE
 
 
 @pytest.mark.parametrize("extra", range(-2, 3))

@@ -40,11 +40,19 @@ def test_every_call_is_a_role_switch_within_one_prefill_worker(report: dict[str,
     assert report["prefill_workers_per_session"] == 1
 
 
-def test_the_base_computes_each_context_token_once(report: dict[str, Any]) -> None:
+def test_the_shared_prefill_computes_less_than_one_per_role(report: dict[str, Any]) -> None:
     cached, computed = report["prefill_cached_tokens"], report["prefill_computed_tokens"]
     assert cached + computed == report["prompt_tokens"]
-    # One prefill per role would have computed the growing context once for each of four roles.
     assert computed < report["per_model_prefill_tokens"]
+
+
+def test_what_a_session_shares_grows_with_every_call(report: dict[str, Any]) -> None:
+    by_session: dict[str, list[int]] = {}
+    for call in report["per_call"]:
+        by_session.setdefault(call["session"], []).append(call["prefill_cached_tokens"])
+    for cached in by_session.values():
+        assert cached == sorted(cached)
+        assert cached[-1] > cached[1] > 0
 
 
 def test_decoders_process_one_prompt_token_per_call(report: dict[str, Any]) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 
@@ -60,11 +61,30 @@ def serving(folder: Path) -> Iterator[Served]:
         served.process.wait()
 
 
-def test_ctrl_c_during_the_start_leaves_nothing(tmp_path: Path) -> None:
+def test_ctrl_c_while_serving_stops_everything(tmp_path: Path) -> None:
+    with serving(tmp_path) as served:
+        served.wait_for(f"http://127.0.0.1:{served.port} ")
+        answer = httpx.post(
+            f"http://127.0.0.1:{served.port}/v1/chat/completions",
+            json={"model": "solver", "messages": [{"role": "user", "content": "Hello"}]}
+            | {"max_tokens": 4, "ignore_eos": True},
+            timeout=60,
+        )
+        assert answer.json()["usage"]["completion_tokens"] == 4
+        workers = served.workers()
+        served.process.send_signal(signal.SIGINT)
+        assert served.process.wait(timeout=30) == 0
+        assert not psutil.wait_procs(workers, timeout=5)[1]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_ctrl_c_or_a_closed_terminal_during_the_start_leaves_nothing(
+    tmp_path: Path, number: signal.Signals
+) -> None:
     with serving(tmp_path) as served:
         served.wait_for("loading the model")
         workers = served.workers()
-        served.process.send_signal(signal.SIGINT)
+        served.process.send_signal(number)
         assert served.process.wait(timeout=30) == 0
         assert served.output.endswith("stopped\n")
         assert len(workers) >= 2

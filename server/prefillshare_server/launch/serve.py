@@ -23,7 +23,7 @@ GRACEFUL_STOP_S = 3
 
 
 def serve(cluster: Cluster, *, cluster_path: Path, console: Console) -> int:
-    """Serve until Ctrl-C or SIGTERM (exit code 0) or until a worker fails (1).
+    """Serve until Ctrl-C, SIGTERM or a closed terminal (exit code 0) or until a worker fails (1).
 
     No process is left when it returns. Raises ConfigError when the start cannot succeed.
     """
@@ -33,7 +33,7 @@ def serve(cluster: Cluster, *, cluster_path: Path, console: Console) -> int:
 async def _until_stopped(cluster: Cluster, cluster_path: Path, console: Console) -> int:
     serving = asyncio.create_task(_serve(cluster, cluster_path, console))
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, _stop_once, serving, console)
     try:
         await serving
