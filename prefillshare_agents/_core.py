@@ -24,14 +24,15 @@ class SessionCore:
         self._transcript.append(messages)
         self._lock = threading.Lock()
         self._calls: list[CallRecord] = []
-        self._closed = False
+        self._closed = False  # takes no more chats
+        self._ended = False  # on the server; a close that failed leaves this to be tried again
 
     def append(self, *messages: Message) -> None:
         """Add messages to the context; it only ever grows.
 
         Takes dictionaries of the OpenAI API or message objects of a response. Raises ValueError
         naming the message that cannot stand where it would: an unknown role, a system message at
-        the start, a tool result without its call. Then none of them is added.
+        the start, a malformed tool call, a tool result without its call. Then none is added.
         """
         self._transcript.append(messages)
 
@@ -80,9 +81,9 @@ class SessionCore:
             raise ValueError(f"{name}= comes from the session; use the role and append(...)")
         if (options.get("n") or 1) != 1:
             raise ValueError("n= must be 1: the context takes one answer per call")
-        context = self._transcript.snapshot()
-        if not context:
-            raise ValueError("the context is empty; append(...) a user message first")
+        if "session_id" in (options.get("extra_body") or {}):
+            raise ValueError("extra_body names a session_id; make Session(id) to choose the id")
+        context = self._transcript.to_answer()
         # The leading system message is the role's own and no part of the context: the server
         # moves it behind the conversation, so that all roles share the prefix before it.
         head = [] if instructions is None else [{"role": "system", "content": instructions}]

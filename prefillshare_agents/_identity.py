@@ -49,3 +49,9 @@ def names_session(headers: Mapping[str, object]) -> bool:
     does not, and two spellings in one request would leave the winner to chance.
     """
     return any(name.lower() in _SESSION_HEADERS for name in headers)
+
+
+def session_named_in(headers: Mapping[str, object]) -> str | None:
+    """Return the session id that `headers` name; None if they name none or say `Omit()`."""
+    named = (value for name, value in headers.items() if name.lower() in _SESSION_HEADERS)
+    return next((value for value in named if isinstance(value, str)), None)

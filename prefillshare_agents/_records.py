@@ -28,12 +28,14 @@ class CallRecord:
     decode_prompt_tokens_computed: int = 0
     """Prompt tokens the decode worker processed itself: the last one, by design."""
     affinity: str | None = None
-    """`new` (first call), `hit` (same prefill worker as before) or `rebound`."""
+    """`new` (first call), `hit` (same prefill worker as before), `rebound` (moved to another one)
+    or `none` (a call without a session)."""
     prefill_worker: str | None = None
     decode_worker: str | None = None
     finish_reason: str | None = None
     prefix_break: Mapping[str, Any] | None = None
-    """Where and why the prompt stopped sharing its prefix with the session, if it did."""
+    """`{"token_index", "lost_tokens"}` where the prompt left the session's prefix, if it did: the
+    leading tokens still shared, and the tokens of the session's latest context behind them."""
     ttft_s: float | None = None
     """Seconds from sending to the first generated text, at the client; None if not streamed."""
     wall_s: float
@@ -55,9 +57,10 @@ class CallRecord:
         standard usage counted and nothing handed off.
         """
         usage, extra = usage or {}, extra or {}
-        prompt = usage.get("prompt_tokens") or 0
         details = usage.get("prompt_tokens_details") or {}
         cached = _first(extra.get("cached_tokens"), details.get("cached_tokens"), 0)
+        # The usage object can be missing: a client may ask for a stream without it.
+        prompt = _first(usage.get("prompt_tokens"), cached + (extra.get("computed_tokens") or 0))
         return cls(
             role=role,
             prompt_tokens=prompt,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any, Literal, Self, overload
 
 import openai
@@ -110,22 +111,27 @@ class Session(SessionCore):
         return SessionTotals.model_validate(self._connected().get(self._path, cast_to=object))
 
     def close(self) -> None:
-        """End the session on the server, freeing what it holds there. Does nothing if ended."""
-        if self._closed:
+        """End the session on the server, freeing what it holds there. Does nothing if ended.
+
+        Raises what openai's client raises; then it takes no more chats but can be closed again.
+        """
+        if self._ended:
             return
         self._closed = True
-        try:
-            if self._client is not None:
+        if self._client is not None:
+            with suppress(openai.NotFoundError):  # never used, or already expired there
                 self._client.delete(self._path, cast_to=object)
-        except openai.NotFoundError:
-            pass  # never used, or already expired there
-        finally:
-            if self._client is not None and self._owns_client:
+            if self._owns_client:
                 self._client.close()
+        self._ended = True
 
     def _connected(self) -> openai.OpenAI:
         if self._client is None:
             raise RuntimeError(f"session {self.id!r} has no client; give client= or base_url=")
+        if self._ended and self._owns_client:
+            raise RuntimeError(
+                f"session {self.id!r} is closed, and its client with it; ask before close()"
+            )
         return self._client
 
     def __enter__(self) -> Self:
@@ -205,22 +211,27 @@ class AsyncSession(SessionCore):
         return SessionTotals.model_validate(await self._connected().get(self._path, cast_to=object))
 
     async def close(self) -> None:
-        """End the session on the server, freeing what it holds there. Does nothing if ended."""
-        if self._closed:
+        """End the session on the server, freeing what it holds there. Does nothing if ended.
+
+        Raises what openai's client raises; then it takes no more chats but can be closed again.
+        """
+        if self._ended:
             return
         self._closed = True
-        try:
-            if self._client is not None:
+        if self._client is not None:
+            with suppress(openai.NotFoundError):  # never used, or already expired there
                 await self._client.delete(self._path, cast_to=object)
-        except openai.NotFoundError:
-            pass  # never used, or already expired there
-        finally:
-            if self._client is not None and self._owns_client:
+            if self._owns_client:
                 await self._client.close()
+        self._ended = True
 
     def _connected(self) -> openai.AsyncOpenAI:
         if self._client is None:
             raise RuntimeError(f"session {self.id!r} has no client; give client= or base_url=")
+        if self._ended and self._owns_client:
+            raise RuntimeError(
+                f"session {self.id!r} is closed, and its client with it; ask before close()"
+            )
         return self._client
 
     async def __aenter__(self) -> Self:

@@ -14,6 +14,14 @@ from ._records import CallRecord
 from ._transcript import answer_of
 
 
+def cut_short(role: str) -> openai.OpenAIError:
+    """Return the error for a stream of `role` that ended without a finish_reason."""
+    return openai.OpenAIError(
+        f"the stream of role {role!r} ended without a finish_reason: the connection "
+        "was lost; the part received is not kept, call again"
+    )
+
+
 class StreamedAnswer:
     """Collects the chunks of one answer. Not thread-safe: one stream has one reader."""
 
@@ -62,10 +70,7 @@ class StreamedAnswer:
     def message(self) -> dict[str, Any]:
         """Return the whole answer. Raises openai.OpenAIError if the stream was cut short."""
         if self._finish_reason is None:
-            raise openai.OpenAIError(
-                f"the stream of role {self.role!r} ended without a finish_reason: the connection "
-                "was lost; the part received is not kept, call again"
-            )
+            raise cut_short(self.role)
         calls = [self._tool_calls[index] for index in sorted(self._tool_calls)]
         return answer_of({**self._message, "tool_calls": calls})
 
@@ -102,12 +107,13 @@ class ChatStream:
         return self
 
     def __next__(self) -> ChatCompletionChunk:
+        if self._finished:
+            raise StopIteration
         try:
             chunk = next(self._source)
         except StopIteration:
-            if not self._finished:
-                self._finished = True
-                self._finish(self._answer.message(), self._answer.record())
+            self._finished = True
+            self._finish(self._answer.message(), self._answer.record())
             raise
         self._answer.add(chunk)
         return chunk
@@ -142,12 +148,13 @@ class AsyncChatStream:
         return self
 
     async def __anext__(self) -> ChatCompletionChunk:
+        if self._finished:
+            raise StopAsyncIteration
         try:
             chunk = await anext(self._source)
         except StopAsyncIteration:
-            if not self._finished:
-                self._finished = True
-                self._finish(self._answer.message(), self._answer.record())
+            self._finished = True
+            self._finish(self._answer.message(), self._answer.record())
             raise
         self._answer.add(chunk)
         return chunk

@@ -14,6 +14,7 @@ from langchain_openai import ChatOpenAI
 from pydantic import ConfigDict, Field, SecretStr, model_validator
 
 from .. import AsyncSession, CallRecord, Session
+from .._stream import cut_short
 from ._clients import GraphAsyncOpenAI, GraphOpenAI, session_to_record
 from ._wire import ARGUMENTS, generated_arguments, restore
 
@@ -34,6 +35,8 @@ class ChatPrefillShare(ChatOpenAI):
 
     session: Session | AsyncSession | str | None = Field(default=None, exclude=True)
     """Fixed session of all calls of this model."""
+    role: str | None = Field(default=None, exclude=True)
+    """Name under which a session counts the calls; the model's name if None. Never sent."""
 
     # The parent turns to /v1/responses for some model names, and drops usage from streams
     # whenever base_url is given.
@@ -122,6 +125,7 @@ class ChatPrefillShare(ChatOpenAI):
         return result
 
     def _stream(self, *args: Any, **kwargs: Any) -> Iterator[ChatGenerationChunk]:
+        """Raises openai.OpenAIError if the stream is cut short: half an answer is none."""
         call = _Call(self)
         for chunk in super()._stream(*args, **kwargs):
             call.saw(chunk)
@@ -129,6 +133,7 @@ class ChatPrefillShare(ChatOpenAI):
         call.finish_stream()
 
     async def _astream(self, *args: Any, **kwargs: Any) -> AsyncIterator[ChatGenerationChunk]:
+        """Async twin of `_stream`."""
         call = _Call(self)
         async for chunk in super()._astream(*args, **kwargs):
             call.saw(chunk)
@@ -148,8 +153,10 @@ class _Call:
     """One call under way, to be counted in the session that is current when it starts."""
 
     def __init__(self, model: ChatPrefillShare) -> None:
-        self._role = model.model_name
-        self._session = session_to_record(model.session)
+        self._role = model.role or model.model_name
+        # A caller that gives client= need not give root_client= as well.
+        headers = model.root_client.default_headers if model.root_client else model.default_headers
+        self._session = session_to_record(model.session, headers or {})
         self._started = time.perf_counter()
         self._ttft_s: float | None = None
         self._usage: dict[str, Any] = {}
@@ -165,9 +172,16 @@ class _Call:
     def finish(self, result: ChatResult) -> None:
         for generation in result.generations:
             self._keep(generation.message, generation.generation_info)
-        self.finish_stream()
+        self._record()
 
     def finish_stream(self) -> None:
+        """Raise openai.OpenAIError unless the answer is whole."""
+        # Without this, LangChain would take the pieces of a lost tool call for a whole one.
+        if not self._metadata.get("finish_reason"):
+            raise cut_short(self._role)
+        self._record()
+
+    def _record(self) -> None:
         if self._session is None:
             return
         details = self._usage.get("input_token_details") or {}

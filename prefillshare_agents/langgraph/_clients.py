@@ -10,7 +10,7 @@ from langgraph.runtime import Runtime, get_runtime
 
 from .. import AsyncOpenAI, AsyncSession, OpenAI, Session, current_session
 from .._client import session_id_of
-from .._identity import session_id_of_thread
+from .._identity import names_session, session_id_of_thread, session_named_in
 
 SESSION_KEY = "prefillshare_session"
 """Field of a graph's `context=`, or key of `config["configurable"]`, that names the session."""
@@ -52,7 +52,18 @@ class GraphAsyncOpenAI(AsyncOpenAI):
         return super()._current_session_id() or session_id_of(graph_session())
 
 
-def session_to_record(own: Session | AsyncSession | str | None) -> Session | AsyncSession | None:
-    """Return the session object that a call made now should be counted in, if there is one."""
+def session_to_record(
+    own: Session | AsyncSession | str | None, headers: Mapping[str, object]
+) -> Session | AsyncSession | None:
+    """Return the session object that a call made now should be counted in, if there is one.
+
+    `own` is the model's session, `headers` are its client's default headers, which win over it.
+    Where the session is only named, it is the current one if that has this id.
+    """
     named = own or current_session() or graph_session()
-    return None if isinstance(named, str) else named
+    if names_session(headers):
+        named = session_named_in(headers)
+    if not isinstance(named, str):
+        return named
+    current = current_session()
+    return current if current is not None and current.id == named else None

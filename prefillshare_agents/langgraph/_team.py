@@ -5,16 +5,31 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from langchain_core.messages import AIMessage, BaseMessage, SystemMessage
+from langchain_core.messages import AIMessage, BaseMessage, SystemMessage, convert_to_messages
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
 from langchain_core.tools import BaseTool
-from pydantic import BaseModel
+from pydantic import BaseModel, SecretStr
 
 from .. import AsyncSession, Session
 from ._chat import ChatPrefillShare
 from ._clients import GraphAsyncOpenAI, GraphOpenAI
 
 NodeUpdate = dict[str, list[AIMessage]]
+
+_CLIENT_OPTIONS = {
+    "timeout": "timeout",
+    "request_timeout": "timeout",
+    "max_retries": "max_retries",
+    "default_headers": "default_headers",
+    "default_query": "default_query",
+    "api_key": "api_key",
+    "openai_api_key": "api_key",
+    "base_url": "base_url",
+    "openai_api_base": "base_url",
+    "organization": "organization",
+    "openai_organization": "organization",
+}
+"""Options of a chat model that act through its client → their names there."""
 
 
 class Team:
@@ -36,18 +51,24 @@ class Team:
         roles: Sequence[str] | Mapping[str, str],
         *,
         api_key: str = "local",
+        http_client: Any = None,
+        http_async_client: Any = None,
         **client_options: Any,
     ) -> None:
         """`roles`: names, or a map of names to models of the cluster where these differ.
 
-        `client_options` are those of `openai.OpenAI`, such as `timeout` and `max_retries`.
+        `http_client` and `http_async_client` are what `openai.OpenAI` and `openai.AsyncOpenAI`
+        take as `http_client`, for synchronous and asynchronous runs; other `client_options` are
+        those of both, such as `timeout` and `max_retries`.
         """
+        if isinstance(roles, str):
+            raise TypeError(f"roles is the string {roles!r}; give a list of names: [{roles!r}]")
         self.roles = dict(roles) if isinstance(roles, Mapping) else {name: name for name in roles}
         if not self.roles:
             raise ValueError("roles is empty; name at least one role of the cluster")
         options = {"base_url": base_url, "api_key": api_key, **client_options}
-        self._client = GraphOpenAI(**options)
-        self._async_client = GraphAsyncOpenAI(**options)
+        self._client = GraphOpenAI(http_client=http_client, **options)
+        self._async_client = GraphAsyncOpenAI(http_client=http_async_client, **options)
 
     def model(
         self,
@@ -56,13 +77,23 @@ class Team:
         session: Session | AsyncSession | str | None = None,
         **model_options: Any,
     ) -> ChatPrefillShare:
-        """Return the chat model of `role`; all models of a team share its connections."""
+        """Return the chat model of `role`; all models of a team share its connections.
+
+        `model_options` are those of `ChatPrefillShare`; `timeout`, `max_retries`, `api_key` and
+        `base_url` replace the team's, `default_headers` and `default_query` add to them.
+        """
         if role not in self.roles:
             raise ValueError(f"role {role!r} is not in this team; it has {', '.join(self.roles)}")
-        client = self._client.copy(session=session)
-        async_client = self._async_client.copy(session=session)
+        options = _client_options(model_options)
+        client = self._client.copy(
+            session=session, http_client=model_options.get("http_client"), **options
+        )
+        async_client = self._async_client.copy(
+            session=session, http_client=model_options.get("http_async_client"), **options
+        )
         return ChatPrefillShare(
             model=self.roles[role],
+            role=role,
             session=session,
             root_client=client,
             client=client.chat.completions,
@@ -123,13 +154,27 @@ class Team:
         await self._async_client.close()
 
 
+def _client_options(model_options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what in `model_options` is for the client, by the client's names."""
+    options = {
+        _CLIENT_OPTIONS[name]: value
+        for name, value in model_options.items()
+        # None means "as the team has it", but for timeouts it means "no limit".
+        if name in _CLIENT_OPTIONS and (value is not None or name.endswith("timeout"))
+    }
+    if isinstance(options.get("api_key"), SecretStr):
+        options["api_key"] = options["api_key"].get_secret_value()
+    return options
+
+
 def _json_schema(output: type[BaseModel]) -> dict[str, Any]:
     schema = {"name": output.__name__, "schema": output.model_json_schema(), "strict": True}
     return {"type": "json_schema", "json_schema": schema}
 
 
 def _request(state: Any, instructions: str | None) -> list[BaseMessage]:
-    messages: list[BaseMessage] = (
+    # Pairs and dictionaries are messages too, in a state without the `add_messages` reducer.
+    messages = convert_to_messages(
         state["messages"] if isinstance(state, Mapping) else state.messages
     )
     if messages and isinstance(messages[0], SystemMessage):

@@ -122,3 +122,14 @@ def test_no_worker_is_ever_two_prompts_ahead_of_another(prompts: list[int]) -> N
         assert found is not None
         where.prefilling[found.worker.id] += tokens
     assert abs(where.prefilling["p0"] - where.prefilling["p1"]) <= max(prompts)
+
+
+def test_a_replica_that_was_just_unreachable_is_passed_over() -> None:
+    where = placement()
+    [a0, a1] = where.decode["a"]
+    where.unreachable(a0)
+    with where.decode_load(a1):
+        assert where.place_decode("a", last="a0") is a1
+    where.unreachable(a1)
+    # With none left, one may be back.
+    assert where.place_decode("a", last="a0") is a0

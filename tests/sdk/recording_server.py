@@ -50,6 +50,7 @@ class RecordingServer:
         self._failures: deque[int] = deque()
         self.sessions: dict[str, _Ledger] = {}
         self.cut_streams = False
+        self.cut_after: int | None = None  # deltas that a cut stream still sends; None for all
         self.lock = threading.Lock()
         outer = self
 
@@ -159,6 +160,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_DELETE(self) -> None:
         state = self._record({})
+        if failure := state.next_failure():
+            return self._error(failure, "scripted failure")
         if state.sessions.pop(self.path.rsplit("/", 1)[-1], None) is None:
             return self._error(404, "no such session")
         return self._json({})
@@ -214,9 +217,11 @@ class _Handler(BaseHTTPRequestHandler):
     ) -> None:
         self._head(200, "text/event-stream", account)
         envelope = _envelope(body, "chat.completion.chunk")
-        for delta in _deltas(answer):
+        state = self.server_state
+        deltas = _deltas(answer)
+        for delta in deltas[: state.cut_after] if state.cut_streams else deltas:
             self._event({**envelope, "choices": [{"index": 0, "delta": delta}]})
-        if self.server_state.cut_streams:
+        if state.cut_streams:
             return
         last = {"index": 0, "delta": {}, "finish_reason": _finish(answer)}
         if (body.get("stream_options") or {}).get("include_usage"):

@@ -31,6 +31,10 @@ def session(server: RecordingServer) -> Iterator[Session]:
     made.close()
 
 
+def calling(*tool_calls: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": None, "tool_calls": list(tool_calls)}
+
+
 def read(stream: Any) -> str:
     return "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices)
 
@@ -158,7 +162,13 @@ def test_a_message_object_of_a_response_can_be_appended(
         ({"role": "user", "content": 3}, "content is 3"),
         ({"role": "user", "content": "x", "tool_calls": [TOOL_CALL]}, "only an assistant"),
         ({"role": "tool", "tool_call_id": "call_9", "content": "x"}, r"'call_9'.*open: none"),
-        ({"role": "assistant", "content": None, "tool_calls": [{"function": {}}]}, "no id"),
+        ({"role": "tool", "tool_call_id": ["call_1"], "content": "x"}, "no open tool call"),
+        (calling({"function": {}}), "no id"),
+        (calling("lookup"), "'lookup' is not a dictionary"),
+        (calling({"id": "call_1", "function": "lookup"}), "names no function"),
+        (calling({"id": "call_1", "function": {}}), "names no function"),
+        ({"role": "assistant", "content": None, "tool_calls": "lookup"}, "tool_calls is 'lookup'"),
+        (calling(TOOL_CALL, TOOL_CALL), "two tool calls have the id 'call_1'"),
     ],
 )
 def test_a_message_that_cannot_stand_is_refused_with_its_place(
@@ -169,23 +179,23 @@ def test_a_message_that_cannot_stand_is_refused_with_its_place(
     assert session.messages == (TASK,)
 
 
-def test_a_context_cannot_start_with_a_system_message() -> None:
+@pytest.mark.parametrize("role", ["system", "developer"])
+def test_a_context_can_hold_a_system_message_but_not_start_with_it(role: str) -> None:
+    message = {"role": role, "content": "You are kind."}
     with pytest.raises(ValueError, match="instructions="):
-        Session(messages=[{"role": "system", "content": "You are kind."}])
+        Session(messages=[message])
 
-
-def test_a_tool_call_is_answered_once(session: Session) -> None:
-    session.append({"role": "assistant", "content": None, "tool_calls": [TOOL_CALL]})
-    result = {"role": "tool", "tool_call_id": "call_1", "content": "x"}
-    session.append(result)
-
-    with pytest.raises(ValueError, match="no open tool call"):
-        session.append(result)
+    assert Session(messages=[TASK, message]).messages == (TASK, message)
 
 
 @pytest.mark.parametrize(
     ("options", "reason"),
-    [({"n": 2}, "n= must be 1"), ({"messages": []}, "messages="), ({"model": "x"}, "model=")],
+    [
+        ({"n": 2}, "n= must be 1"),
+        ({"messages": []}, "messages="),
+        ({"model": "x"}, "model="),
+        ({"extra_body": {"session_id": "other"}}, r"session_id.*Session\(id\)"),
+    ],
 )
 def test_options_that_contradict_a_session_are_refused(
     options: Any, reason: str, session: Session
@@ -252,18 +262,6 @@ def test_totals_are_the_servers_ledger(session: Session) -> None:
     assert totals.prompt_tokens == session.usage.prompt_tokens
     assert totals.cached_tokens == session.usage.cached_tokens
     assert totals.per_model_prefill_tokens > 0
-
-
-def test_close_ends_the_session_on_the_server(session: Session, server: RecordingServer) -> None:
-    session.chat("planner")
-    session.close()
-    session.close()
-
-    deletes = [item.path for item in server.requests if item.method == "DELETE"]
-    assert deletes == ["/v1/sessions/s1"]
-    assert server.sessions == {}
-    with pytest.raises(RuntimeError, match="closed"):
-        session.chat("planner")
 
 
 def test_an_id_is_quoted_in_the_path(server: RecordingServer) -> None:

@@ -134,7 +134,10 @@ class LocalCluster:
             # Another worker may have taken the port, before ours could fail on it.
             if info is not None and info["pid"] == worker.pid:
                 return replace(
-                    spec.endpoint, block_size=info["block_size"], block_bytes=info["block_bytes"]
+                    spec.endpoint,
+                    block_size=info["block_size"],
+                    block_bytes=info["block_bytes"],
+                    num_blocks=info["num_blocks"],
                 )
             await asyncio.sleep(_POLL_S)
 

@@ -92,7 +92,13 @@ def _router(
     client = Workers()
     tokens = Tokens(base_dir)
     layout = Layout.for_model(base_dir, cluster.layout)
-    decode = Decode(client, metrics, cluster.timeouts, max_model_len=max_model_len)
+    decode = Decode(
+        client,
+        metrics,
+        cluster.timeouts,
+        max_model_len=max_model_len,
+        unreachable=placement.unreachable,
+    )
     return Router(
         workers=client,
         sessions=sessions,

@@ -85,7 +85,8 @@ def parse(
     body = _object(raw)
     role = _role(body.get("model"), roles, base_name)
     _refuse(kind, body)
-    options = body.get("stream_options")
+    options = _stream_options(body.get("stream_options"))
+    _require_some_tokens(body)
     given_id = headers.get("x-request-id", "")
     return Ask(
         kind=kind,
@@ -93,8 +94,8 @@ def parse(
         role=role,
         who=identify(headers, body),
         n=_choices(body.get("n")),
-        stream=bool(body.get("stream")),
-        include_usage=isinstance(options, Mapping) and bool(options.get("include_usage")),
+        stream=_flag(body.get("stream"), "stream"),
+        include_usage=_flag(options.get("include_usage"), "stream_options.include_usage"),
         return_token_ids=bool(body.get("return_token_ids")),
         request_id=given_id if _PRINTABLE.fullmatch(given_id) else uuid.uuid4().hex,
     )
@@ -123,7 +124,8 @@ def _role(model: object, roles: Collection[str], base_name: str) -> str:
 def _refuse(kind: Kind, body: Mapping[str, Any]) -> None:
     for name, why in _REFUSED.items():
         value = body.get(name)
-        if value is None or value is False:
+        # Falsy values ask for nothing, but 0 is a number of prompt logprobs.
+        if value is None or (not value and (name != "prompt_logprobs" or value is False)):
             continue
         if name == "best_of" and value == (body.get("n") or 1):
             continue
@@ -137,6 +139,28 @@ def _refuse(kind: Kind, body: Mapping[str, Any]) -> None:
                 name,
                 code="unsupported_parameter",
             )
+
+
+def _stream_options(options: object) -> Mapping[str, Any]:
+    if options is None:
+        return {}
+    if not isinstance(options, Mapping):
+        raise bad_request(f"stream_options must be an object, not {options!r}", "stream_options")
+    return options
+
+
+def _flag(value: object, name: str) -> bool:
+    if value in (None, True, False):
+        return bool(value)
+    # "false" would count as true here and as false at the decode worker.
+    raise bad_request(f"{name} must be true or false, not {value!r}", name)
+
+
+def _require_some_tokens(body: Mapping[str, Any]) -> None:
+    for name in ("max_tokens", "max_completion_tokens"):
+        value = body.get(name)
+        if isinstance(value, int) and value < 1:
+            raise bad_request(f"{name} must be at least 1, not {value}", name)
 
 
 def _choices(n: object) -> int:

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, fields
 from typing import Any, NoReturn
@@ -14,6 +14,7 @@ from prefillshare_server.router.errors import (
     RouterError,
     WorkerBrokeOff,
     WorkerRefused,
+    WorkerUnreachable,
     decode_aborted,
     timed_out,
     worker_failed,
@@ -21,6 +22,7 @@ from prefillshare_server.router.errors import (
 from prefillshare_server.router.fanout import Answer
 from prefillshare_server.router.handoff import Handoff
 from prefillshare_server.router.metrics import Metrics
+from prefillshare_server.router.topology import WorkerEndpoint
 from prefillshare_server.router.workers import Workers
 
 logger = logging.getLogger(__name__)
@@ -61,9 +63,17 @@ class Decode:
     """Runs handoffs on decode workers. Never repeats one: a handoff feeds exactly one reader."""
 
     def __init__(
-        self, workers: Workers, metrics: Metrics, timeouts: Timeouts, *, max_model_len: int
+        self,
+        workers: Workers,
+        metrics: Metrics,
+        timeouts: Timeouts,
+        *,
+        max_model_len: int,
+        unreachable: Callable[[WorkerEndpoint], None],
     ) -> None:
         self._workers = workers
+        self._unreachable = unreachable
+        """Told of a worker that could not be reached, so that others are preferred for a while."""
         self._metrics = metrics
         self._timeouts = timeouts
         self._max_model_len = max_model_len
@@ -77,7 +87,9 @@ class Decode:
         Closing the generator aborts the request at the worker. Raises RouterError if the worker
         refuses, fails, falls silent, or gives the call up.
         """
-        source = self._chunks(ask, handoff) if ask.stream else self._whole(ask, handoff)
+        body = self._body(ask, handoff)
+        run = self._chunks if ask.stream else self._whole
+        source = run(ask, handoff, body)
         finished = False
         # From here on the worker answers for the lease: it ends it when the request is aborted.
         handoff.taken = True
@@ -91,6 +103,9 @@ class Decode:
         except WorkerRefused as error:
             handoff.taken = isinstance(error, WorkerBrokeOff)
             self._classify(error, handoff)
+        except WorkerUnreachable:
+            self._unreachable(handoff.reader.worker)
+            raise
         finally:
             await source.aclose()
         if not finished:
@@ -168,9 +183,11 @@ class Decode:
             body["stream_options"] = {**options, "include_usage": True}
         return body
 
-    async def _chunks(self, ask: Ask, handoff: Handoff) -> AsyncGenerator[Answer, None]:
+    async def _chunks(
+        self, ask: Ask, handoff: Handoff, body: dict[str, Any]
+    ) -> AsyncGenerator[Answer, None]:
         worker, first_s = handoff.reader.worker, self._timeouts.first_token_s
-        started = False
+        started = generating = False
         async with AsyncExitStack() as stack:
             try:
                 async with asyncio.timeout(first_s):
@@ -180,7 +197,7 @@ class Decode:
                             worker,
                             _PATHS[ask.kind],
                             phase="decode",
-                            body=self._body(ask, handoff),
+                            body=body,
                             request_id=handoff.reader.request_id,
                         )
                     )
@@ -193,7 +210,10 @@ class Decode:
                 async for event in events:
                     started = True
                     if "error" in event:
-                        raise WorkerBrokeOff(worker.id, _status(event["error"]), event)
+                        # vLLM refuses some requests inside a stream that it has opened.
+                        refused = WorkerBrokeOff if generating else WorkerRefused
+                        raise refused(worker.id, _status(event["error"]), event)
+                    generating = generating or bool(event.get("choices"))
                     yield event
             except TimeoutError:
                 if started:
@@ -202,7 +222,9 @@ class Decode:
                     ) from None
                 raise timed_out("first_token", worker.id, first_s) from None
 
-    async def _whole(self, ask: Ask, handoff: Handoff) -> AsyncGenerator[Answer, None]:
+    async def _whole(
+        self, ask: Ask, handoff: Handoff, body: dict[str, Any]
+    ) -> AsyncGenerator[Answer, None]:
         reader = handoff.reader
         room = self._max_model_len - len(reader.prompt.ids)
         most = min(ask.max_tokens or room, room)
@@ -212,7 +234,7 @@ class Decode:
             _PATHS[ask.kind],
             phase="decode",
             timeout_s=self._timeouts.first_token_s + self.patience_s_per_token * most,
-            body=self._body(ask, handoff),
+            body=body,
             request_id=reader.request_id,
         )
         yield answer

@@ -11,14 +11,28 @@ Answer = dict[str, Any]
 """What a decode worker sent: a chunk of a stream, or a whole answer."""
 
 
+_GRACE_S = 0.5
+
+
 async def together(coroutines: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Run all at once. The first error cancels the others and is raised as itself."""
+    """Run all at once. An error ends the others and is raised as itself.
+
+    The others get a moment to end by themselves: a request that one worker refuses is about to be
+    refused by all, and cancelled while it is being judged its lease would have no owner.
+    """
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     try:
-        async with asyncio.TaskGroup() as group:
-            for coroutine in coroutines:
-                group.create_task(coroutine)
-    except ExceptionGroup as errors:
-        raise errors.exceptions[0] from None
+        if tasks:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        if any(task.done() and not task.cancelled() and task.exception() for task in tasks):
+            await asyncio.wait(tasks, timeout=_GRACE_S)
+    finally:
+        for task in tasks:
+            task.cancel()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+    errors = [result for result in results if isinstance(result, BaseException)]
+    for error in sorted(errors, key=lambda each: isinstance(each, asyncio.CancelledError)):
+        raise error
 
 
 async def merged(

@@ -77,8 +77,13 @@ class Placement:
         return Placed(worker, "new" if pin is None or pin == worker.id else "rebound")
 
     def place_decode(self, role: str, last: str | None) -> WorkerEndpoint:
-        """The replica of `role` with the fewest calls; among equals the one used `last`."""
-        return min(self.decode[role], key=lambda w: (self.decoding[w.id], w.id != last))
+        """The replica of `role` with the fewest calls; among equals the one used `last`.
+
+        One that was just found unreachable has few calls as well, and is passed over.
+        """
+        replicas = self.decode[role]
+        reachable = [worker for worker in replicas if not self._avoided(worker.id)]
+        return min(reachable or replicas, key=lambda w: (self.decoding[w.id], w.id != last))
 
     def unreachable(self, worker: WorkerEndpoint) -> None:
         """Pass `worker` over for a while."""

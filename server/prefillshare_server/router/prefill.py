@@ -10,7 +10,9 @@ from prefillshare_server.router.errors import (
     RouterError,
     WorkerRefused,
     WorkerUnreachable,
+    bad_request,
     handoff_missing,
+    timed_out,
     worker_failed,
 )
 from prefillshare_server.router.fanout import together
@@ -48,6 +50,9 @@ class Prefill:
         self.grace_s = 1.0
         """How long a prefill goes on after its client left; see `_abandon`."""
         self._abandoned: set[asyncio.Task[None]] = set()
+        self._several = asyncio.Lock()
+        """Held by the call that takes several leases before it decodes. Two such calls could each
+        hold the KV blocks that the other waits for."""
 
     @asynccontextmanager
     async def handoffs(
@@ -56,16 +61,25 @@ class Prefill:
         """Prefill for every reader; leases that nobody took by the end of the block are released.
 
         The first prefill runs alone: it pins the session and fills the prefix cache, so that the
-        others compute only what does not fill a KV block.
+        others compute only what does not fill a KV block. Raises RouterError(400) for a call whose
+        prompts do not fit the prefill worker together.
         """
         made: list[Handoff] = []
 
         async def make(reader: Reader, pin: str | None) -> None:
             made.append(await self._handoff(ask, session, reader, pin))
 
-        try:
+        async def make_all() -> None:
             await make(readers[0], (session.prefill_worker or session.placing) if session else None)
             await together(make(reader, made[0].placed.worker.id) for reader in readers[1:])
+
+        try:
+            if len(readers) == 1:
+                await make_all()
+            else:
+                self._require_room(readers)
+                async with self._alone():
+                    await make_all()
             made.sort(key=lambda handoff: handoff.reader.index)
             with self._metrics.pending_handoffs(len(made)):
                 yield made
@@ -73,6 +87,36 @@ class Prefill:
             for handoff in made:
                 if not handoff.taken:
                     self._release(handoff)
+
+    @asynccontextmanager
+    async def _alone(self) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await self._several.acquire()
+        except TimeoutError:
+            raise timed_out("prefill", "pool", self._timeout_s) from None
+        try:
+            yield
+        finally:
+            self._several.release()
+
+    def _require_room(self, readers: Sequence[Reader]) -> None:
+        """Each prompt takes its blocks, each further choice for it only a last one of its own."""
+        for worker in self._placement.prefill:
+            if not worker.num_blocks or not worker.block_size:
+                continue
+            needed = sum(
+                1 if reader.choice else -(-len(reader.prompt.ids) // worker.block_size)
+                for reader in readers
+            )
+            # vLLM keeps one block for itself.
+            if needed > worker.num_blocks - 1:
+                raise bad_request(
+                    f"the prompts and choices of this call take {needed} KV blocks at once, the "
+                    f"prefill worker has {worker.num_blocks - 1}; send fewer prompts per call, or "
+                    "a smaller n",
+                    "n" if len({id(reader.prompt) for reader in readers}) == 1 else "prompt",
+                )
 
     async def close(self) -> None:
         """Wait for abandoned prefills."""

@@ -29,3 +29,6 @@ class WorkerEndpoint:
 
     block_bytes: int = 0
     """Bytes of one KV block over all layers; 0 when not known."""
+
+    num_blocks: int = 0
+    """KV blocks of this worker; 0 when not known."""

@@ -5,7 +5,7 @@
 2. A request without readable base KV is refused. The API process refuses it earlier and with a
    better error (admission.py); this is the check that cannot be passed by.
 3. Preemption, a failed pull and an expired lease end the request with a mark. vLLM would compute
-   the prompt again with the decoder's weights; the router prefills on the base and resumes.
+   the prompt again with the decoder's weights; here the caller learns that a new prefill is due.
 """
 
 import time
@@ -126,7 +126,7 @@ class BaseKVOnly(_Scheduler):
     def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
         """End the victim, which the caller has taken off the running list, instead of queuing it.
 
-        What it generated so far was delivered; the router resumes from there.
+        What it generated so far was delivered; a new handoff can continue from there exactly.
         """
         account = self._handoffs.accounts.get(request.request_id, Account())
         request.status = RequestStatus.FINISHED_ABORTED

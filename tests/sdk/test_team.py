@@ -1,0 +1,131 @@
+"""`Team`: what its models' clients are given, and in which session their calls count."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+from langchain_core.messages import HumanMessage
+from pydantic import SecretStr
+
+from prefillshare_agents import OpenAI, Session
+from prefillshare_agents.langgraph import ChatPrefillShare, Team
+
+from .recording_server import RecordingServer
+
+TASK: Any = {"messages": [HumanMessage("How far is the moon?")]}
+
+
+@pytest.fixture
+def team(server: RecordingServer) -> Iterator[Team]:
+    made = Team(server.url, {"critic": "critic-v2"}, max_retries=0)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "name", "expected"),
+    [
+        ({"timeout": 7}, "timeout", 7),
+        ({"request_timeout": 7}, "timeout", 7),
+        ({"max_retries": 5}, "max_retries", 5),
+        ({"api_key": "mine"}, "api_key", "mine"),
+        ({"openai_api_key": SecretStr("mine")}, "api_key", "mine"),
+        ({"base_url": "http://127.0.0.1:9/v1"}, "base_url", "http://127.0.0.1:9/v1/"),
+        ({"openai_api_base": "http://127.0.0.1:9/v1"}, "base_url", "http://127.0.0.1:9/v1/"),
+        ({"organization": "lab"}, "organization", "lab"),
+    ],
+)
+def test_a_models_own_client_options_reach_both_clients(
+    options: Any, name: str, expected: object, team: Team
+) -> None:
+    model = team.model("critic", **options)
+
+    for client in (model.root_client, model.root_async_client):
+        value = getattr(client, name)
+        assert (str(value) if name == "base_url" else value) == expected
+
+
+def test_a_models_own_headers_and_retries_are_used(team: Team, server: RecordingServer) -> None:
+    server.fail(409)
+    team.node("critic", default_headers={"X-Trace": "1"}, max_retries=1).invoke(TASK)
+
+    assert [("x-trace", "1") in chat.headers for chat in server.chats] == [True, True]
+
+
+async def test_a_team_takes_a_transport_for_each_kind_of_run(server: RecordingServer) -> None:
+    headers = {"X-Transport": "mine"}
+    team = Team(
+        server.url,
+        ["critic"],
+        http_client=openai.DefaultHttpxClient(headers=headers),
+        http_async_client=openai.DefaultAsyncHttpxClient(headers=headers),
+    )
+    node = team.node("critic")
+    node.invoke(TASK)
+    await node.ainvoke(TASK)
+    await team.aclose()
+
+    assert [("x-transport", "mine") in chat.headers for chat in server.chats] == [True, True]
+
+
+def test_a_string_is_no_list_of_roles(server: RecordingServer) -> None:
+    with pytest.raises(TypeError, match=r"'planner'.*\['planner'\]"):
+        Team(server.url, "planner")
+
+
+def test_usage_is_counted_under_the_roles_name(team: Team, server: RecordingServer) -> None:
+    with team.session() as session:
+        team.node("critic").invoke(TASK)
+
+    assert list(session.usage.roles) == ["critic"]
+    assert server.chats[0].body["model"] == "critic-v2"
+    assert "role" not in server.chats[0].body
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        ("system", "Be kind."),
+        {"role": "system", "content": "Be kind."},
+        {"role": "developer", "content": "Be kind."},
+    ],
+)
+def test_a_leading_system_message_is_refused_in_any_form(
+    message: Any, team: Team, server: RecordingServer
+) -> None:
+    with pytest.raises(ValueError, match="instructions="):
+        team.node("critic").invoke({"messages": [message, ("user", "hello")]})
+    assert server.chats == []
+
+
+@pytest.mark.parametrize(("header", "counted"), [("other", 0), ("block", 1)])
+def test_a_call_counts_where_the_models_header_sends_it(
+    header: str, counted: int, team: Team, server: RecordingServer
+) -> None:
+    model = team.model("critic", default_headers={"x-session-id": header})
+    with team.session("block") as session:
+        model.invoke("hello")
+
+    assert server.chats[0].sessions == [header]
+    assert session.usage.calls == counted
+
+
+@pytest.mark.parametrize(("named", "counted"), [("other", 0), ("block", 1)])
+def test_a_call_with_a_named_session_counts_in_the_current_one_of_that_id(
+    named: str, counted: int, server: RecordingServer
+) -> None:
+    model = ChatPrefillShare(model="critic", base_url=server.url, session=named)
+    with Session("block") as session:
+        model.invoke("hello")
+
+    assert server.chats[0].sessions == [named]
+    assert session.usage.calls == counted
+
+
+def test_a_call_through_a_client_of_the_callers_counts(server: RecordingServer) -> None:
+    with OpenAI(base_url=server.url, api_key="local") as client, Session("block") as session:
+        ChatPrefillShare(model="critic", client=client.chat.completions).invoke("hello")
+
+    assert server.chats[0].sessions == ["block"]
+    assert session.usage.calls == 1
