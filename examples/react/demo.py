@@ -58,7 +58,8 @@ def main() -> None:
     """Serve, run, stop; the exit code is the example's, or 130 after Ctrl-C."""
     # Without this, `kill` or a closed terminal would end this script and leave the server running.
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.default_int_handler)
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler)
     try:
         raise SystemExit(serve_and_run())
     except KeyboardInterrupt:

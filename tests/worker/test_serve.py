@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -25,7 +25,7 @@ CLI = "from prefillshare_server.cli import main; main()"
 class Served:
     """A running `prefillshare serve`; its output so far is in `output`."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, prefix: Sequence[str]) -> None:
         (self.port,) = free_ports(1)
         file = folder / "cluster.yaml"
         router = CLUSTER.router.model_copy(update={"port": self.port})
@@ -33,7 +33,7 @@ class Served:
         self._log = folder / "output"
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", CLI, "serve", str(file)], stdout=log, stderr=log
+                [*prefix, sys.executable, "-c", CLI, "serve", str(file)], stdout=log, stderr=log
             )
 
     @property
@@ -52,8 +52,8 @@ class Served:
 
 
 @contextmanager
-def serving(folder: Path) -> Iterator[Served]:
-    served = Served(folder)
+def serving(folder: Path, prefix: Sequence[str] = ()) -> Iterator[Served]:
+    served = Served(folder, prefix)
     try:
         yield served
     finally:
@@ -62,8 +62,10 @@ def serving(folder: Path) -> Iterator[Served]:
 
 
 def test_ctrl_c_while_serving_stops_everything(tmp_path: Path) -> None:
-    with serving(tmp_path) as served:
+    with serving(tmp_path, prefix=["nohup"]) as served:
         served.wait_for(f"http://127.0.0.1:{served.port} ")
+        # Ignored, as nohup has it; the call after it is answered.
+        served.process.send_signal(signal.SIGHUP)
         answer = httpx.post(
             f"http://127.0.0.1:{served.port}/v1/chat/completions",
             json={"model": "solver", "messages": [{"role": "user", "content": "Hello"}]}

@@ -34,7 +34,9 @@ async def _until_stopped(cluster: Cluster, cluster_path: Path, console: Console)
     serving = asyncio.create_task(_serve(cluster, cluster_path, console))
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        loop.add_signal_handler(number, _stop_once, serving, console)
+        # Under nohup a closed terminal is meant to change nothing.
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+            loop.add_signal_handler(number, _stop_once, serving, console)
     try:
         await serving
     except asyncio.CancelledError:
