@@ -162,3 +162,15 @@ def test_vllm_arguments_that_the_launcher_sets_are_found(port: int) -> None:
     [line] = lines(cluster(port, prefill={"args": {"port": 9000}}))
     assert "prefill.args.port" in line
     assert "the launcher chooses free ports" in line
+
+
+def test_a_base_that_does_not_tell_its_context_length_is_found(
+    port: int, tiny_home: Path, tmp_path: Path
+) -> None:
+    base = Path(shutil.copytree(tiny_home / "models" / "tiny-base", tmp_path / "base"))
+    config = json.loads((base / "config.json").read_text())
+    del config["max_position_embeddings"]
+    (base / "config.json").write_text(json.dumps(config))
+    [line] = lines(cluster(port, base={"model": str(base)}, roles={"planner": {"model": "tiny-a"}}))
+    assert "has no max_position_embeddings" in line
+    assert "set max_model_len" in line

@@ -1,6 +1,5 @@
 """From a cluster file to the workers to start; nothing is started here."""
 
-import json
 import os
 import sys
 from collections.abc import Mapping
@@ -24,7 +23,7 @@ from prefillshare_server.launch.vllm_args import (
     to_argv,
     worker_args,
 )
-from prefillshare_server.models import store
+from prefillshare_server.models import checkpoint, store
 from prefillshare_server.router.topology import Phase, WorkerEndpoint
 from prefillshare_server.vllm_plugin import WORKER_ENV
 from prefillshare_server.vllm_plugin.contract import BaseContract
@@ -151,14 +150,13 @@ def _pools(cluster: Cluster) -> list[_Pool]:
 def _shared_settings(
     cluster: Cluster, base_dir: Path, hardware: Hardware, workers: int
 ) -> SharedSettings:
-    config = json.loads((base_dir / "config.json").read_text())
     contract = BaseContract.of(
         base_dir,
-        dtype=_dtype(cluster, config),
+        dtype=_dtype(cluster, base_dir),
         block_size=cluster.kv.block_size or (32 if hardware.on_cpu else 16),
         kv_cache_dtype=str(cluster.prefill.args.get("kv-cache-dtype", "auto")),
     )
-    max_model_len = cluster.max_model_len or int(config["max_position_embeddings"])
+    max_model_len = cluster.max_model_len or checkpoint.context_length(base_dir)
     blocks = cluster.kv.blocks
     if blocks is None and hardware.on_cpu:
         blocks = cpu_blocks(
@@ -180,12 +178,11 @@ def _shared_settings(
     )
 
 
-def _dtype(cluster: Cluster, base_config: Mapping[str, object]) -> str:
+def _dtype(cluster: Cluster, base_dir: Path) -> str:
     """One dtype for all workers. vLLM's own "auto" would turn fp32 checkpoints into 16 bits."""
     if cluster.dtype != "auto":
         return cluster.dtype
-    stored = base_config.get("dtype") or base_config.get("torch_dtype") or "bfloat16"
-    return str(stored)
+    return checkpoint.dtype(base_dir) or "bfloat16"
 
 
 def _environment(

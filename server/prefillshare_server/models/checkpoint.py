@@ -48,6 +48,20 @@ def dtype(directory: Path) -> str | None:
     return str(name) if name else None
 
 
+def context_length(directory: Path) -> int:
+    """The model's own context in tokens. Raises ConfigError when config.json does not say."""
+    length = config(directory).get("max_position_embeddings")
+    if not isinstance(length, int):
+        raise ConfigError(
+            Problem(
+                str(directory / "config.json"),
+                "has no max_position_embeddings",
+                "set max_model_len in the cluster file",
+            )
+        )
+    return length
+
+
 def require_weights(directory: Path) -> None:
     """Raise ConfigError unless all weight files are there and not empty."""
     index = directory / "model.safetensors.index.json"

@@ -40,7 +40,7 @@ def create_app(cluster: Cluster, workers: Sequence[WorkerEndpoint], base_dir: Pa
 
     Raises ConfigError if the base cannot be rendered or tokenised, or a kind of worker is missing.
     """
-    max_model_len = _max_model_len(cluster, base_dir)
+    max_model_len = cluster.max_model_len or checkpoint.context_length(base_dir)
     router = _router(cluster, workers, base_dir, max_model_len)
     api = _Api(cluster, workers, router, max_model_len)
 
@@ -212,20 +212,6 @@ class _Api:
         return Response(
             self._router.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8"
         )
-
-
-def _max_model_len(cluster: Cluster, base_dir: Path) -> int:
-    """Context length of every worker: the cluster's, or the one vLLM takes from the base."""
-    limit = cluster.max_model_len or checkpoint.config(base_dir).get("max_position_embeddings")
-    if not isinstance(limit, int):
-        raise ConfigError(
-            Problem(
-                str(base_dir / "config.json"),
-                "has no max_position_embeddings",
-                "set max_model_len in the cluster file",
-            )
-        )
-    return limit
 
 
 async def _sweep(sessions: Sessions) -> None:
