@@ -13,8 +13,18 @@ LEASE_S = 30
 CLUSTER = Cluster.model_validate(
     {
         "base": {"model": "tiny-base"},
-        # Few enough blocks that three long answers do not fit: see the test of preemption.
-        "roles": {"solver": {"model": "tiny-a", "args": {"num-gpu-blocks-override": 40}}},
+        "roles": {
+            "solver": {
+                "model": "tiny-a",
+                "args": {
+                    # Few enough that three long answers do not fit: see the test of preemption.
+                    "num-gpu-blocks-override": 40,
+                    # An answer so far that is longer is computed in chunks.
+                    "max-num-batched-tokens": 64,
+                    "max-num-seqs": 16,
+                },
+            }
+        },
         "kv": {"lease_s": LEASE_S, "blocks": 256},
         "max_model_len": 1024,
     }
@@ -23,10 +33,20 @@ CLUSTER = Cluster.model_validate(
 
 @pytest.fixture(scope="session")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    with running(CLUSTER, tmp_path_factory.mktemp("logs")) as (workers, _):
-        pair = pair_of(workers, "tiny-base", "tiny-a")
+    log_dir = tmp_path_factory.mktemp("logs")
+    with running(CLUSTER, log_dir) as (workers, _):
+        pair = pair_of(workers, "tiny-base", "tiny-a", log_dir)
         with pair.http:
             yield pair
+
+
+@pytest.fixture
+def idle(pair: Pair) -> Pair:
+    """The pair with nothing left of earlier tests, some of which leave a lease to its end."""
+    pair.release_all()
+    pair.wait_until_idle(pair.prefill_worker)
+    pair.wait_until_idle(pair.decode_worker)
+    return pair
 
 
 @pytest.fixture

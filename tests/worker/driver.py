@@ -3,6 +3,7 @@
 import asyncio
 import json
 import threading
+import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -93,15 +94,19 @@ class Pair:
     pids: dict[str, int]
     base_dir: Path
     decoder_dir: Path
+    log_dir: Path
     http: httpx.Client = field(default_factory=lambda: httpx.Client(timeout=60))
     _ids: Iterator[int] = field(default_factory=count)
+    _prefilled: list[str] = field(default_factory=list)
 
     def prefill(self, prompt: Sequence[int]) -> dict[str, Any]:
         """Prefill on the base; returns the handoff: the answer's kv_transfer_params."""
         params: dict[str, Any] = self.prefill_answer(prompt)["kv_transfer_params"]
         return params
 
-    def prefill_answer(self, prompt: Sequence[int]) -> dict[str, Any]:
+    def prefill_answer(
+        self, prompt: Sequence[int], request_id: str | None = None
+    ) -> dict[str, Any]:
         body = {
             "model": self.prefill_worker.model,
             "prompt": list(prompt),
@@ -109,7 +114,9 @@ class Pair:
             "temperature": 0,
             "kv_transfer_params": {"do_remote_decode": True, "do_remote_prefill": False},
         }
-        response = self._post(self.prefill_worker, "/v1/completions", body, "prefill")
+        request_id = request_id or f"prefill-{next(self._ids)}"
+        self._prefilled.append(request_id)
+        response = self._post(self.prefill_worker, "/v1/completions", body, request_id)
         assert response.status_code == 200, response.text
         answer: dict[str, Any] = response.json()
         return answer
@@ -133,6 +140,49 @@ class Pair:
         response = self._post(self.decode_worker, "/v1/completions", body, request_id)
         return Answer(response.status_code, response.json(), request_id)
 
+    def resume(self, prompt: Sequence[int], begun: Sequence[int], **sampling: Any) -> Answer:
+        """Prefill, and decode the rest of an answer that begins with the tokens `begun`."""
+        answer = self.decode(prompt, resuming(self.prefill(prompt), begun), **sampling)
+        assert answer.status == 200, answer.body
+        return answer
+
+    def stream(
+        self, prompt: Sequence[int], begun: Sequence[int] = (), **sampling: Any
+    ) -> list[dict[str, Any]]:
+        """Chunks of a streamed completion, from the start or resumed."""
+        body = {
+            "model": self.decode_worker.model,
+            "prompt": list(prompt),
+            "temperature": 0,
+            "max_tokens": 8,
+            "ignore_eos": True,
+            "return_token_ids": True,
+            "stream_options": {"include_usage": True},
+            "kv_transfer_params": resuming(self.prefill(prompt), begun),
+            **sampling,
+        }
+        status, chunks = self._stream("/v1/completions", body)
+        assert status == 200, chunks
+        return chunks
+
+    @contextmanager
+    def streaming(
+        self, prompt: Sequence[int], handoff: dict[str, Any], **sampling: Any
+    ) -> Iterator[Iterator[str]]:
+        """Lines of a streamed completion that is aborted at the end of the block."""
+        body = {
+            "model": self.decode_worker.model,
+            "prompt": list(prompt),
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+            "kv_transfer_params": handoff,
+            **sampling,
+        }
+        url = f"{self.decode_worker.url}/v1/completions"
+        with self.http.stream("POST", url, json=body) as response:
+            yield response.iter_lines()
+
     def call(self, prompt: Sequence[int], **sampling: Any) -> Answer:
         """Prefill and decode."""
         answer = self.decode(prompt, self.prefill(prompt), **sampling)
@@ -151,13 +201,16 @@ class Pair:
         return Answer(response.status_code, response.json(), request_id)
 
     def stream_chat(
-        self, prompt: Sequence[int], handoff: dict[str, Any] | None
+        self, prompt: Sequence[int], handoff: dict[str, Any] | None, **body: Any
     ) -> tuple[int, list[dict[str, Any]]]:
         """Status and chunks of a streamed chat request (a refusal is the only "chunk")."""
+        return self._stream("/v1/chat/completions", self._chat_body(prompt, handoff) | body)
+
+    def _stream(self, path: str, body: dict[str, Any]) -> tuple[int, list[dict[str, Any]]]:
         request = self.http.stream(
             "POST",
-            f"{self.decode_worker.url}/v1/chat/completions",
-            json={**self._chat_body(prompt, handoff), "stream": True},
+            f"{self.decode_worker.url}{path}",
+            json={**body, "stream": True},
             headers={"X-Request-Id": f"call-{next(self._ids)}"},
         )
         with request as response:
@@ -177,6 +230,35 @@ class Pair:
     def info(self, worker: WorkerEndpoint) -> dict[str, Any]:
         info: dict[str, Any] = self.http.get(f"{worker.url}/prefillshare/info").json()
         return info
+
+    def state(self, worker: WorkerEndpoint) -> dict[str, Any]:
+        state: dict[str, Any] = self.http.get(f"{worker.url}/prefillshare/state").json()
+        return state
+
+    def release(self, request_id: str) -> None:
+        """Tell the prefill worker that nobody reads what the call left there."""
+        response = self.http.post(
+            f"{self.prefill_worker.url}/prefillshare/release", json={"request_id": request_id}
+        )
+        assert response.status_code == 204, response.text
+
+    def release_all(self) -> None:
+        """Release every prefill since the last time."""
+        while self._prefilled:
+            self.release(self._prefilled.pop())
+
+    def wait_until_idle(self, worker: WorkerEndpoint, timeout_s: float = 5) -> None:
+        """Wait until the worker has given all its blocks back; far below the lease's length."""
+        deadline = time.monotonic() + timeout_s
+        while (state := self.state(worker))["free_blocks"] < state["num_blocks"] - 1:
+            assert time.monotonic() < deadline, state
+            time.sleep(0.02)
+        assert (state["open_leases"], state["running"], state["waiting"]) == (0, 0, 0)
+
+    def errors_logged(self, worker: WorkerEndpoint) -> list[str]:
+        """Lines of the worker's log that report an error, so far."""
+        lines = (self.log_dir / f"{worker.id}.log").read_text().splitlines()
+        return [line for line in lines if " ERROR " in line]
 
     def metric(self, worker: WorkerEndpoint, name: str) -> float:
         """Sum of a metric over its labels; 0 when it was never set."""
@@ -209,7 +291,13 @@ def family(pid: int) -> list[psutil.Process]:
     return [process, *process.children(recursive=True)]
 
 
-def pair_of(workers: LocalCluster, base: str, decoder: str) -> Pair:
+def resuming(handoff: dict[str, Any], begun: Sequence[int]) -> dict[str, Any]:
+    """The handoff for an answer that goes on after the tokens `begun`."""
+    ours = {**handoff["prefillshare"], "generated_ids": list(begun)}
+    return {**handoff, "prefillshare": ours}
+
+
+def pair_of(workers: LocalCluster, base: str, decoder: str, log_dir: Path) -> Pair:
     prefill_worker, decode_worker = workers.endpoints
     return Pair(
         prefill_worker,
@@ -217,4 +305,5 @@ def pair_of(workers: LocalCluster, base: str, decoder: str) -> Pair:
         workers.pids,
         store.resolve(base),
         store.resolve(decoder),
+        log_dir,
     )

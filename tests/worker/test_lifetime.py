@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import pytest
 from prefillshare_server.config import Cluster
 from prefillshare_server.launch.plan import WorkerSpec, plan
 from tests.worker.conftest import CLUSTER
-from tests.worker.driver import Pair, family, pair_of, running
+from tests.worker.driver import Pair, family, pair_of, resuming, running
 from tests.worker.test_waiting import CORE_SHARE, core_shares
 
 pytestmark = pytest.mark.engine
@@ -24,6 +25,7 @@ pytestmark = pytest.mark.engine
 Tokens = Callable[[int], list[int]]
 
 LEASE_S = 12
+HANDOFF_S = 7
 
 LAUNCHER = """
 import asyncio, sys
@@ -87,9 +89,15 @@ class Doomed:
 
 @pytest.fixture(scope="module")
 def doomed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Doomed]:
-    cluster = CLUSTER.model_copy(update={"kv": CLUSTER.kv.model_copy(update={"lease_s": LEASE_S})})
-    with running(cluster, tmp_path_factory.mktemp("logs")) as (workers, stop):
-        pair = pair_of(workers, "tiny-base", "tiny-a")
+    cluster = CLUSTER.model_copy(
+        update={
+            "kv": CLUSTER.kv.model_copy(update={"lease_s": LEASE_S}),
+            "timeouts": CLUSTER.timeouts.model_copy(update={"handoff_s": HANDOFF_S}),
+        }
+    )
+    log_dir = tmp_path_factory.mktemp("logs")
+    with running(cluster, log_dir) as (workers, stop):
+        pair = pair_of(workers, "tiny-base", "tiny-a", log_dir)
         with pair.http:
             yield Doomed(pair, stop)
 
@@ -109,24 +117,64 @@ def test_an_unread_handoff_is_freed_when_its_lease_ends(doomed: Doomed, tokens: 
     assert (answer.status, answer.error["code"]) == (503, "lease_expired")
 
 
-def test_waiting_for_a_stuck_prefill_worker_uses_no_core(doomed: Doomed, tokens: Tokens) -> None:
+@contextmanager
+def stuck(pair: Pair) -> Iterator[None]:
+    """The prefill worker does nothing inside, but is there."""
+    processes = family(pair.pids["prefill-0"])
+    try:
+        for process in processes:
+            process.suspend()
+        yield
+    finally:
+        for process in processes:
+            process.resume()
+
+
+def test_a_pull_outlasts_a_prefill_worker_that_is_stuck_for_a_while(
+    doomed: Doomed, tokens: Tokens
+) -> None:
     prompt = tokens(600)
     handoff = doomed.pair.prefill(prompt)
-    stuck = family(doomed.pair.pids["prefill-0"])
     with ThreadPoolExecutor(1) as pool:
-        try:
-            for process in stuck:
-                process.suspend()
+        with stuck(doomed.pair):
             answer = pool.submit(doomed.pair.decode, prompt, handoff)
             time.sleep(1)
-            shares = core_shares(doomed.pair.pids)
             pending = not answer.done()
-        finally:
-            for process in stuck:
-                process.resume()
         assert pending
-        assert shares["solver-0"] < CORE_SHARE
         assert answer.result().status == 200
+
+
+def test_waiting_for_a_stuck_prefill_worker_ends_with_a_mark(
+    doomed: Doomed, tokens: Tokens
+) -> None:
+    pair, begun = doomed.pair, tokens(5)
+    # Of 39 blocks each pull takes 19, so the third does not even begin.
+    prompts = [tokens(600) for _ in range(3)]
+    handoffs = [resuming(pair.prefill(prompt), begun) for prompt in prompts]
+    last = tokens(100)
+    last_handoff = pair.prefill(last)
+    with ThreadPoolExecutor(3) as pool, stuck(pair):
+        started = time.monotonic()
+        calls = [pool.submit(pair.decode, *call) for call in zip(prompts, handoffs, strict=True)]
+        time.sleep(1)
+        shares = core_shares(pair.pids)
+        answers = [call.result() for call in calls]
+        waited = time.monotonic() - started
+        # What a pull may still write to belongs to nobody else.
+        state = pair.state(pair.decode_worker)
+        reserved = state["num_blocks"] - 1 - state["free_blocks"]
+    assert shares["solver-0"] < CORE_SHARE
+    assert HANDOFF_S <= waited < HANDOFF_S + 2
+    assert (state["open_leases"], state["waiting"], reserved) == (2, 0, 38)
+    for answer in answers:
+        assert answer.choice["stop_reason"] == "prefillshare:handoff_timeout"
+        assert answer.token_ids == begun
+        account = pair.account(answer)
+        assert (account["event"], account["base_tokens_received"]) == ("handoff_timeout", 0)
+    # The prefill worker moves again: the late pulls end, and the next one is served.
+    assert pair.decode(last, last_handoff).status == 200
+    pair.wait_until_idle(pair.decode_worker)
+    pair.wait_until_idle(pair.prefill_worker, timeout_s=LEASE_S + 5)
 
 
 def test_a_prefill_worker_that_died_ends_the_pull_with_a_mark(

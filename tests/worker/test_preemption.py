@@ -55,6 +55,7 @@ def test_the_victim_can_be_resumed_exactly(
 ) -> None:
     prompt, answer = preempted(answers)[0]
     begun = answer.token_ids
-    resumed = pair.decode(prompt + begun, pair.prefill(prompt), max_tokens=LONG - len(begun))
-    whole = base_cache_logprobs(pair.base_dir, pair.decoder_dir, prompt, begun + resumed.token_ids)
-    assert resumed.logprobs == pytest.approx(whole[len(begun) :], abs=1e-3)
+    resumed = pair.resume(prompt, begun, max_tokens=LONG)
+    whole = base_cache_logprobs(pair.base_dir, pair.decoder_dir, prompt, resumed.token_ids)
+    assert len(resumed.token_ids) == LONG
+    assert resumed.logprobs[len(begun) :] == pytest.approx(whole[len(begun) :], abs=1e-3)

@@ -1,12 +1,12 @@
 """A decode worker never computes a prompt that the base did not: it says why instead."""
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from tests.reference import base_cache_logprobs
 from tests.worker.driver import Pair
 
 pytestmark = pytest.mark.engine
@@ -121,29 +121,53 @@ def test_a_handoff_is_read_once(pair: Pair, tokens: Tokens) -> None:
     assert "handoff_taken" in again.error["message"]
 
 
-def test_a_refused_handoff_frees_the_prefill_worker(pair: Pair, tokens: Tokens) -> None:
+def test_a_refused_handoff_stays_readable(idle: Pair, tokens: Tokens) -> None:
+    # By the scheduler, and by vLLM itself before the engine.
     prompt = tokens(50)
-    with frees_prefill_blocks(pair):
-        handoff = pair.prefill(prompt)
-        pair.decode(prompt[:-1], handoff)
+    handoff = idle.prefill(prompt)
+    assert idle.decode(prompt[:-1], handoff).status == 400
+    assert idle.decode(prompt, handoff, max_tokens=5000).status == 400
+    assert idle.state(idle.prefill_worker)["open_leases"] == 1
+    answer = idle.decode(prompt, handoff)
+    assert answer.status == 200
+    expected = base_cache_logprobs(idle.base_dir, idle.decoder_dir, prompt, answer.token_ids)
+    assert answer.logprobs == pytest.approx(expected, abs=1e-3)
 
 
-def test_an_abandoned_handoff_can_be_released(pair: Pair, tokens: Tokens) -> None:
-    with frees_prefill_blocks(pair):
-        handoff = pair.prefill(tokens(50))
-        response = pair.http.post(
-            f"{pair.decode_worker.url}/prefillshare/release", json={"kv_transfer_params": handoff}
-        )
-        assert response.status_code == 204
+def test_refusals_are_no_errors_of_the_workers(idle: Pair, tokens: Tokens) -> None:
+    workers = (idle.prefill_worker, idle.decode_worker)
+    before = [idle.errors_logged(worker) for worker in workers]
+    prompt = tokens(50)
+    handoff = idle.prefill(prompt)
+    for refused in (prompt[:-1], prompt, prompt):
+        idle.decode(refused, handoff)
+    idle.decode(prompt, changed(idle.prefill(prompt), expires_at=0))
+    idle.release_all()
+    idle.wait_until_idle(idle.prefill_worker)
+    assert [idle.errors_logged(worker) for worker in workers] == before
 
 
-@contextmanager
-def frees_prefill_blocks(pair: Pair) -> Iterator[None]:
-    """What is leased inside is free again soon after, long before the lease ends."""
-    usage = "vllm:kv_cache_usage_perc"
-    before = pair.metric(pair.prefill_worker, usage)
-    yield
-    deadline = time.monotonic() + 5
-    while (now := pair.metric(pair.prefill_worker, usage)) > before:
-        assert time.monotonic() < deadline, f"prefill worker still uses {now:.1%} of its blocks"
-        time.sleep(0.1)
+@pytest.mark.parametrize(
+    ("address", "within_s"),
+    [
+        ({"remote_port": 1}, 7),
+        ({"remote_port": 70000}, 7),
+        ({"remote_host": "no such host"}, 7),
+        ({"remote_engine_id": "nobody"}, 2),
+    ],
+)
+def test_a_prefill_worker_that_is_not_there_ends_the_pull_with_a_mark(
+    idle: Pair, tokens: Tokens, address: dict[str, Any], within_s: float
+) -> None:
+    prompt = tokens(50)
+    before = idle.state(idle.decode_worker)
+    # An engine that the decode worker has not met, which it looks for at the address.
+    handoff = {**idle.prefill(prompt), "remote_engine_id": f"unknown-{address}", **address}
+    started = time.monotonic()
+    answer = idle.decode(prompt, handoff)
+    assert answer.choice["stop_reason"] == "prefillshare:kv_load_failed"
+    assert time.monotonic() - started < within_s
+    idle.wait_until_idle(idle.decode_worker)
+    after = idle.state(idle.decode_worker)
+    assert after["events"]["kv_load_failed"] == before["events"]["kv_load_failed"] + 1
+    assert after["base_tokens_received"] == before["base_tokens_received"]

@@ -10,10 +10,10 @@ from prefillshare_server.launch.process import reason_in
 from prefillshare_server.vllm_plugin.admission import Admission
 from prefillshare_server.vllm_plugin.calls import CallLog, router_request_id
 from prefillshare_server.vllm_plugin.engine_loop import FIRST_WAIT_S, LONGEST_WAIT_S, CalmWait
-from prefillshare_server.vllm_plugin.handoff import SingleUse, prompt_digest
-from prefillshare_server.vllm_plugin.release import once_per_handoff
+from prefillshare_server.vllm_plugin.handoff import ReadableParams, Rules, SingleUse, prompt_digest
 
 BASE = "0123456789abcdef"
+RULES = Rules(base_fingerprint=BASE, lease_s=120, clock_skew_s=1, vocabulary=256)
 
 
 def params(**changes: Any) -> dict[str, Any]:
@@ -39,7 +39,7 @@ def params(**changes: Any) -> dict[str, Any]:
 
 def judged(body: dict[str, Any]) -> str | None:
     """Code of the refusal, None when admitted."""
-    refused = Admission(base_fingerprint=BASE, lease_s=120).refusal(json.dumps(body).encode())
+    refused = Admission(RULES).refusal(json.dumps(body).encode())
     return refused.code if refused is not None else None
 
 
@@ -66,16 +66,44 @@ def test_an_incomplete_handoff_is_no_handoff(broken: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"n": "two"}'])
 def test_what_cannot_be_judged_is_left_to_vllm(body: bytes) -> None:
-    assert Admission(base_fingerprint=BASE, lease_s=120).refusal(body) is None
+    assert Admission(RULES).refusal(body) is None
 
 
 def test_a_lease_must_outlast_the_first_heartbeat() -> None:
     ours = params()["prefillshare"]
-    # A lease of 120 s is renewed every 20 s.
-    enough = {**ours, "expires_at": time.time() + 22}
-    short = {**ours, "expires_at": time.time() + 20}
+    # A lease of 120 s is renewed every 20 s; the other clock may be a second ahead.
+    enough = {**ours, "expires_at": time.time() + 23}
+    short = {**ours, "expires_at": time.time() + 21}
     assert judged({"kv_transfer_params": params(prefillshare=enough)}) is None
     assert judged({"kv_transfer_params": params(prefillshare=short)}) == "lease_expired"
+
+
+@pytest.mark.parametrize(("clock_skew_s", "judged_as"), [(0.0, None), (5.0, "lease_expired")])
+def test_a_clock_that_is_behind_does_not_stretch_a_lease(
+    clock_skew_s: float, judged_as: str | None
+) -> None:
+    rules = Rules(base_fingerprint=BASE, lease_s=6, clock_skew_s=clock_skew_s, vocabulary=256)
+    readable = ReadableParams.of(params())
+    assert readable is not None
+    # 4 s before the end of a lease that must last 2 s more.
+    refused = rules.refusal(readable, now=readable.prefillshare.expires_at - 4)
+    assert (refused and refused.code) == judged_as
+
+
+@pytest.mark.parametrize(
+    ("generated", "judged_as"),
+    [
+        ([], None),
+        ([0, 255], None),
+        ([256], "generated_ids_invalid"),
+        ([-1], "base_kv_missing"),
+        ("ab", "base_kv_missing"),
+        ([1.5], "base_kv_missing"),
+    ],
+)
+def test_an_answer_so_far_is_made_of_tokens(generated: Any, judged_as: str | None) -> None:
+    ours = {**params()["prefillshare"], "generated_ids": generated}
+    assert judged({"kv_transfer_params": params(prefillshare=ours)}) == judged_as
 
 
 def test_a_handoff_is_taken_once() -> None:
@@ -106,6 +134,11 @@ def test_expired_handoffs_are_forgotten() -> None:
 )
 def test_request_ids_map_back_to_the_routers(engine_id: str, router_id: str) -> None:
     assert router_request_id(engine_id) == router_id
+
+
+@pytest.mark.parametrize("engine_id", ["cmpl-abc-0-0123abcd", "chatcmpl-abc-0123abcd"])
+def test_ids_in_the_engine_map_back_too(engine_id: str) -> None:
+    assert router_request_id(engine_id, in_engine=True) == "abc"
 
 
 def test_the_call_log_is_bounded_and_read_once() -> None:
@@ -175,18 +208,3 @@ def test_a_vllm_argument_that_is_wrong_is_the_reason() -> None:
         "vLLM refuses its arguments: argument --structured-outputs-config: 1 validation error "
         "Value error, only supported for xgrammar [type=value_error]"
     )
-
-
-async def test_a_handoff_is_given_back_once() -> None:
-    told: list[str] = []
-
-    async def notify(request_id: str, kv_transfer_params: dict[str, Any]) -> None:
-        told.append(kv_transfer_params["remote_request_id"])
-
-    give_back = once_per_handoff(notify, capacity=2)
-    for handoff in ("a", "a", "b", "a", "c", "b"):
-        await give_back("release-1", {"remote_request_id": handoff})
-    assert told == ["a", "b", "c"]
-    # Forgotten by now, and told again rather than not at all.
-    await give_back("release-2", {"remote_request_id": "a"})
-    assert told == ["a", "b", "c", "a"]

@@ -171,6 +171,8 @@ def _shared_settings(
     return SharedSettings(
         contract=contract,
         lease_s=cluster.kv.lease_s,
+        clock_skew_s=cluster.kv.clock_skew_s,
+        handoff_s=cluster.timeouts.handoff_s,
         max_model_len=max_model_len,
         on_cpu=hardware.on_cpu,
         blocks=blocks,

@@ -41,6 +41,8 @@ class SharedSettings:
 
     contract: BaseContract
     lease_s: int
+    clock_skew_s: float
+    handoff_s: float
     max_model_len: int
     on_cpu: bool
     blocks: int | None
@@ -111,6 +113,8 @@ def _kv_transfer_config(settings: SharedSettings, phase: Phase) -> dict[str, obj
         "kv_recompute_threshold": 0,
         # Would send the decoder's KV into the base's cache.
         "bidirectional_kv_xfer": False,
+        "clock_skew_s": settings.clock_skew_s,
+        "handoff_s": settings.handoff_s,
         PARAMS_KEY: settings.contract.to_dict(),
     }
     if settings.on_cpu:

@@ -43,6 +43,7 @@ def register() -> None:
         return
     require_supported_vllm()
 
+    from prefillshare_server.vllm_plugin.engine_calls import install_engine_calls
     from prefillshare_server.vllm_plugin.engine_loop import install_calm_engine_loop
     from prefillshare_server.vllm_plugin.engine_start import FORK_ENGINE_ENV, fork_engine_process
     from prefillshare_server.vllm_plugin.lifetime import die_with_parent, forks_die_with_parent
@@ -50,5 +51,6 @@ def register() -> None:
     die_with_parent()
     forks_die_with_parent()
     install_calm_engine_loop()
+    install_engine_calls()
     if FORK_ENGINE_ENV in os.environ:
         fork_engine_process()

@@ -1,9 +1,9 @@
-"""Where the prompt KV of one request on a decode worker came from."""
+"""Where the prompt KV of one request on a worker came from, and the totals of all requests."""
 
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, get_args
 
-Event = Literal["preempted", "kv_load_failed", "lease_expired"]
+Event = Literal["preempted", "kv_load_failed", "lease_expired", "handoff_timeout"]
 
 PARAMS_KEY = "prefillshare"
 """Key of our fields in `kv_transfer_params`, in both directions."""
@@ -23,7 +23,10 @@ class Account:
     """Prompt tokens whose base KV was in this worker's prefix cache."""
 
     prompt_tokens_computed: int = 0
-    """Prompt tokens the decoder itself ran: 1, more only when an answer is resumed."""
+    """Prompt positions this worker itself ran: 1 on a decode worker."""
+
+    generated_tokens_recomputed: int = 0
+    """Tokens of a resumed answer, generated elsewhere before, that the decoder ran again."""
 
     handoff_bytes: int = 0
 
@@ -38,3 +41,26 @@ class Account:
     def to_params(self) -> dict[str, Any]:
         """As `kv_transfer_params` of the engine's last output for the request."""
         return {PARAMS_KEY: asdict(self)}
+
+
+@dataclass(slots=True)
+class Totals:
+    """Sums over every request of a worker that ended, however it ended."""
+
+    base_tokens_received: int = 0
+    base_tokens_reused: int = 0
+    prompt_tokens_computed: int = 0
+    generated_tokens_recomputed: int = 0
+    handoff_bytes: int = 0
+    events: dict[Event, int] = field(default_factory=lambda: dict.fromkeys(get_args(Event), 0))
+
+    def add(self, account: Account) -> None:
+        """Add a request's counts; its event is counted by whoever ended it early."""
+        self.base_tokens_received += account.base_tokens_received
+        self.base_tokens_reused += account.base_tokens_reused
+        self.prompt_tokens_computed += account.prompt_tokens_computed
+        self.generated_tokens_recomputed += account.generated_tokens_recomputed
+        self.handoff_bytes += account.handoff_bytes
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)

@@ -10,7 +10,7 @@ import msgspec
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from prefillshare_server.vllm_plugin.handoff import ReadableParams, Refusal, refusal
+from prefillshare_server.vllm_plugin.handoff import ReadableParams, Refusal, Rules
 
 GENERATING_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
 
@@ -27,10 +27,9 @@ class _Body(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """The rules of one decode worker."""
+    """What one decode worker asks of a request."""
 
-    base_fingerprint: str
-    lease_s: float
+    rules: Rules
 
     def refusal(self, body: bytes) -> Refusal | None:
         """Judge the JSON body of a generating request; None admits it."""
@@ -52,12 +51,7 @@ class Admission:
                 "prompt_logprobs and echo make the decoder compute the whole prompt itself; "
                 "a decode worker never does. Remove them.",
             )
-        return refusal(
-            _readable(request.kv_transfer_params),
-            base_fingerprint=self.base_fingerprint,
-            lease_s=self.lease_s,
-            now=time.time(),
-        )
+        return self.rules.refusal(_readable(request.kv_transfer_params), time.time())
 
 
 class AdmissionMiddleware:

@@ -1,7 +1,7 @@
 """KV connector of both phases: NIXL pull, plus what makes a handoff safe to read.
 
 Loaded by vLLM through `kv_connector_module_path`. One instance per process role: the scheduler
-part decides what to pull and keeps the accounts, the worker part moves the bytes (vLLM's own).
+part decides what to pull and keeps the accounts, the worker part (leases.py) moves the bytes.
 """
 
 import time
@@ -10,14 +10,17 @@ from typing import Any
 from vllm.config import VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.connector import NixlPullConnector
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import NixlConnectorMetadata
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_scheduler import (
     NixlPullConnectorScheduler,
 )
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig, is_full_attention_spec
+from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request
 
-from prefillshare_server.vllm_plugin.account import PARAMS_KEY, Account
+from prefillshare_server.vllm_plugin.account import PARAMS_KEY, Account, Totals
 from prefillshare_server.vllm_plugin.contract import (
     BaseContract,
     ContractError,
@@ -25,7 +28,9 @@ from prefillshare_server.vllm_plugin.contract import (
     require_fit,
 )
 from prefillshare_server.vllm_plugin.handoff import Handoff, ReadableParams, prompt_digest
+from prefillshare_server.vllm_plugin.leases import HandoffWorker, Releases
 from prefillshare_server.vllm_plugin.progress import calm_nixl_agent
+from prefillshare_server.vllm_plugin.resumed_state import install_resumed_state
 
 
 class PrefillShareConnector(NixlPullConnector):
@@ -37,12 +42,17 @@ class PrefillShareConnector(NixlPullConnector):
         contract = BaseContract.of_worker(vllm_config)
         require_fit(_served_model(vllm_config), contract)
         _require_full_attention(kv_cache_config)
-        with calm_nixl_agent():
-            super().__init__(vllm_config, role, kv_cache_config)
+        # Past the parent, which would build vLLM's two parts: one of them here replaces each.
+        super(NixlPullConnector, self).__init__(vllm_config, role, kv_cache_config)
         if role == KVConnectorRole.SCHEDULER:
             self.connector_scheduler = HandoffScheduler(
                 vllm_config, self.engine_id, kv_cache_config, contract
             )
+        else:
+            # The one place that runs in the process of the model runner and in no other.
+            install_resumed_state()
+            with calm_nixl_agent():
+                self.connector_worker = HandoffWorker(vllm_config, self.engine_id, kv_cache_config)
 
 
 class HandoffScheduler(NixlPullConnectorScheduler):
@@ -58,9 +68,26 @@ class HandoffScheduler(NixlPullConnectorScheduler):
         super().__init__(vllm_config, engine_id, kv_cache_config)
         self.contract = contract
         self.lease_s = float(self._kv_lease_duration)
+        extra = vllm_config.kv_transfer_config.get_from_extra_config
+        self.handoff_s = float(extra("handoff_s", 30.0))
         self.accounts: dict[str, Account] = {}
-        """Requests of a decode worker that were scheduled and have not ended, by request id."""
+        """Requests that were scheduled and have not ended, by request id."""
+        self.totals = Totals()
+        self.releases = Releases()
+        self._prefills = vllm_config.kv_transfer_config.kv_role == "kv_producer"
+        self._arrivals: dict[str, float] = {}
+        """Monotonic time of arrival of requests whose base KV is not here yet, oldest first."""
         self._block_bytes = block_bytes(kv_cache_config) * self.transfer_tp_size
+
+    def on_new_request(self, request: Request) -> None:
+        super().on_new_request(request)
+        if not self._prefills:
+            self._arrivals[request.request_id] = time.monotonic()
+
+    def overdue(self) -> list[str]:
+        """Requests that have waited longer than handoff_s for base KV."""
+        latest = time.monotonic() - self.handoff_s
+        return [request_id for request_id, arrived in self._arrivals.items() if arrived < latest]
 
     def get_num_new_matched_tokens(
         self, request: Request, num_computed_tokens: int
@@ -72,6 +99,7 @@ class HandoffScheduler(NixlPullConnectorScheduler):
         """
         readable_params = ReadableParams.of(request.kv_transfer_params)
         if readable_params is None:
+            self.accounts[request.request_id] = Account(base_tokens_reused=num_computed_tokens)
             return super().get_num_new_matched_tokens(request, num_computed_tokens)
         readable = readable_params.prefillshare.base_len - 1
         # Local and remote block lists are matched from their ends, so both must end alike.
@@ -91,19 +119,42 @@ class HandoffScheduler(NixlPullConnectorScheduler):
     ) -> None:
         super().update_state_after_alloc(request, blocks, num_external_tokens)
         account = self.accounts.get(request.request_id)
-        if account is not None and num_external_tokens > 0:
+        if num_external_tokens == 0:
+            self._arrivals.pop(request.request_id, None)
+        elif account is not None:
             pulled = self._blocks(account.base_tokens) - account.base_tokens_reused // (
                 self.block_size
             )
             account.handoff_bytes = pulled * self._block_bytes
 
+    def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
+        super().update_connector_output(connector_output)
+        for request_id in connector_output.finished_recving or ():
+            self._arrivals.pop(request_id, None)
+
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> NixlConnectorMetadata:
+        metadata = super().build_connector_meta(scheduler_output)
+        self.releases.pass_on(metadata)
+        return metadata
+
     def request_finished(
         self, request: Request, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
         """Prefill: vLLM's fields plus the handoff. Decode: the account of the request."""
+        self._arrivals.pop(request.request_id, None)
+        account = self.accounts.pop(request.request_id, Account())
+        if self._prefills:
+            computed = request.num_computed_tokens - account.base_tokens_reused
+            account.prompt_tokens_computed = max(0, computed)
+        self.totals.add(account)
         delay_free, params = super().request_finished(request, block_ids)
-        if (account := self.accounts.pop(request.request_id, None)) is not None:
+        if not self._prefills:
             return delay_free, account.to_params()
+        if delay_free and self.releases.released(request.request_id):
+            # Take the lease back, as vLLM does when a request is aborted.
+            del self._reqs_need_send[request.request_id]
+            self._reqs_not_processed.add(request.request_id)
+            return False, None
         if delay_free and params is not None and params["do_remote_prefill"]:
             params[PARAMS_KEY] = Handoff(
                 base_len=request.num_prompt_tokens,

@@ -1,12 +1,12 @@
-"""HTTP surface of a worker beside vLLM's own: what it is, and what each call cost.
+"""HTTP surface of a worker beside vLLM's own: what it is and does, and what each call cost.
 
 vLLM loads this class through the entry point `vllm.endpoint_plugins` when VLLM_PLUGINS names it.
 """
 
 import os
+import time
 from argparse import Namespace
 from typing import Any
-from uuid import uuid4
 
 from fastapi import FastAPI, HTTPException, Response
 from pydantic import BaseModel
@@ -16,13 +16,16 @@ from prefillshare_server.vllm_plugin import SUPPORTED_VLLM
 from prefillshare_server.vllm_plugin.admission import Admission, AdmissionMiddleware
 from prefillshare_server.vllm_plugin.calls import CallLog, recording
 from prefillshare_server.vllm_plugin.contract import BaseContract
-from prefillshare_server.vllm_plugin.release import once_per_handoff
+from prefillshare_server.vllm_plugin.engine_calls import RELEASE, STATE
+from prefillshare_server.vllm_plugin.handoff import Rules
+from prefillshare_server.vllm_plugin.replay import Replays
 
 
 class Release(BaseModel):
     """Body of `POST /prefillshare/release`."""
 
-    kv_transfer_params: dict[str, Any]
+    request_id: str
+    """X-Request-Id of a prefill call."""
 
 
 class PrefillShareEndpoints:
@@ -38,6 +41,7 @@ class PrefillShareEndpoints:
 
     def attach_router(self, app: FastAPI) -> None:
         app.add_api_route("/prefillshare/info", self._get_info, methods=["GET"])
+        app.add_api_route("/prefillshare/state", self._get_state, methods=["GET"])
         app.add_api_route("/prefillshare/calls/{request_id}", self._get_call, methods=["GET"])
         app.add_api_route("/prefillshare/release", self._release, methods=["POST"], status_code=204)
         app.add_middleware(AdmissionMiddleware)
@@ -45,30 +49,37 @@ class PrefillShareEndpoints:
     async def init_state(self, engine_client: Any, state: State, args: Namespace) -> None:
         self._engine = engine_client
         config = engine_client.vllm_config
-        fingerprint = BaseContract.of_worker(config).fingerprint
         decode = config.kv_transfer_config.kv_role == "kv_consumer"
         block_bytes = await engine_client.collective_rpc("prefillshare_block_bytes")
         self._info = {
             "phase": "decode" if decode else "prefill",
             "model": args.served_model_name[0],
-            "base_fingerprint": fingerprint,
+            "base_fingerprint": BaseContract.of_worker(config).fingerprint,
             "block_size": config.cache_config.block_size,
             "block_bytes": sum(block_bytes),
             "num_blocks": config.cache_config.num_gpu_blocks,
             "max_model_len": config.model_config.max_model_len,
             "vllm": SUPPORTED_VLLM,
             "pid": os.getpid(),
+            "engine_id": config.kv_transfer_config.engine_id,
         }
-        lease_s = config.kv_transfer_config.get_from_extra_config("kv_lease_duration", 30)
-        state.prefillshare_admission = Admission(fingerprint, lease_s) if decode else None
+        state.prefillshare_admission = None
         if decode:
-            engine_client.generate = recording(engine_client.generate, self._calls)
-            engine_client.notify_kv_transfer_request_rejected = once_per_handoff(
-                engine_client.notify_kv_transfer_request_rejected
-            )
+            rules = Rules.of_worker(config)
+            state.prefillshare_admission = Admission(rules)
+            self._wrap(engine_client, rules)
+
+    def _wrap(self, engine_client: Any, rules: Rules) -> None:
+        replays = Replays(engine_client.output_processor, rules.vocabulary)
+        engine_client.generate = recording(engine_client.generate, self._calls, replays)
+        engine_client.notify_kv_transfer_request_rejected = _leave_the_handoff
 
     async def _get_info(self) -> dict[str, Any]:
-        return self._info
+        return {**self._info, "now": time.time()}
+
+    async def _get_state(self) -> dict[str, Any]:
+        state: dict[str, Any] = await self._engine.engine_core.call_utility_async(STATE)
+        return {**state, "now": time.time()}
 
     async def _get_call(self, request_id: str) -> dict[str, Any]:
         account = self._calls.pop(request_id)
@@ -81,11 +92,16 @@ class PrefillShareEndpoints:
         return account
 
     async def _release(self, body: Release) -> Response:
-        """Give up a handoff that no request will read: the prefill worker frees its blocks now.
-
-        Only a reader can tell the prefill worker so, hence a decode worker does it.
-        """
-        await self._engine.notify_kv_transfer_request_rejected(
-            f"release-{uuid4().hex}", body.kv_transfer_params
-        )
+        """Give up a prefill, in whatever state it is: nobody will read it, or not any more."""
+        if self._info["phase"] != "prefill":
+            raise HTTPException(404, "Only prefill workers hold leases that can be released.")
+        await self._engine.engine_core.call_utility_async(RELEASE, body.request_id)
         return Response(status_code=204)
+
+
+async def _leave_the_handoff(*_: Any, **__: Any) -> None:
+    """In place of vLLM's notice to the prefill worker that a request was rejected.
+
+    It says that the handoff is over, though the request that took it first may still read. The
+    router releases a handoff that nobody took.
+    """

@@ -13,6 +13,9 @@ from typing import Annotated, Any
 
 import msgspec
 
+from prefillshare_server.vllm_plugin.account import PARAMS_KEY
+from prefillshare_server.vllm_plugin.contract import BaseContract
+
 
 def prompt_digest(token_ids: Sequence[int]) -> str:
     """Fingerprint of a token sequence: 16 hex digits."""
@@ -46,6 +49,13 @@ class Handoff(msgspec.Struct, frozen=True):
         return msgspec.structs.asdict(self)
 
 
+class Reading(Handoff, frozen=True):
+    """The handoff as a decode worker reads it."""
+
+    generated_ids: list[Annotated[int, msgspec.Meta(ge=0)]] = []
+    """The answer so far, which another worker generated: this one continues it."""
+
+
 class ReadableParams(msgspec.Struct, frozen=True):
     """`kv_transfer_params` that a decode worker can read from: vLLM's fields and ours.
 
@@ -59,7 +69,7 @@ class ReadableParams(msgspec.Struct, frozen=True):
     remote_host: str
     remote_port: int
     tp_size: int
-    prefillshare: Handoff
+    prefillshare: Reading
 
     @classmethod
     def of(cls, params: object) -> "ReadableParams | None":
@@ -85,33 +95,59 @@ class Refusal:
         return self.status is HTTPStatus.SERVICE_UNAVAILABLE
 
 
-def refusal(
-    params: ReadableParams | None, *, base_fingerprint: str, lease_s: float, now: float
-) -> Refusal | None:
-    """Check what can be known without the prompt; None means the handoff may be read."""
-    if params is None:
-        return Refusal(
-            "base_kv_missing",
-            "A decode worker serves only requests that bring the base's KV of their prompt "
-            "(kv_transfer_params of a prefill worker with do_remote_prefill). "
-            "Send the request to the router.",
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What a decode worker asks of a handoff, whatever the prompt."""
+
+    base_fingerprint: str
+    lease_s: float
+    clock_skew_s: float
+    """How much later it may be at the prefill worker, whose clock set the lease's deadline."""
+
+    vocabulary: int
+    """Token ids are below this."""
+
+    @classmethod
+    def of_worker(cls, vllm_config: Any) -> "Rules":
+        extra = vllm_config.kv_transfer_config.get_from_extra_config
+        return cls(
+            base_fingerprint=BaseContract.of_worker(vllm_config).fingerprint,
+            lease_s=float(extra("kv_lease_duration", 30)),
+            clock_skew_s=float(extra("clock_skew_s", 1.0)),
+            vocabulary=vllm_config.model_config.get_vocab_size(),
         )
-    handoff = params.prefillshare
-    if handoff.base_fingerprint != base_fingerprint:
-        return Refusal(
-            "base_kv_mismatch",
-            f"The request brings KV of base {handoff.base_fingerprint}, this decode worker reads "
-            f"base {base_fingerprint}. Prefill the prompt on a prefill worker of the same cluster.",
-        )
-    margin_s = lease_margin_s(lease_s)
-    if now > handoff.expires_at - margin_s:
-        return Refusal(
-            "lease_expired",
-            f"The lease on the request's base KV ended or ends within {margin_s:g} s. "
-            "Prefill the prompt again and retry.",
-            HTTPStatus.SERVICE_UNAVAILABLE,
-        )
-    return None
+
+    def refusal(self, params: ReadableParams | None, now: float) -> Refusal | None:
+        """None means that the handoff may be read at Unix time `now`."""
+        if params is None:
+            return Refusal(
+                "base_kv_missing",
+                "A decode worker serves only requests that bring the base's KV of their prompt "
+                "(kv_transfer_params of a prefill worker with do_remote_prefill). "
+                "Send the request to the router.",
+            )
+        reading = params.prefillshare
+        if reading.base_fingerprint != self.base_fingerprint:
+            return Refusal(
+                "base_kv_mismatch",
+                f"The request brings KV of base {reading.base_fingerprint}, this decode worker "
+                f"reads base {self.base_fingerprint}. Prefill the prompt on a prefill worker of "
+                "the same cluster.",
+            )
+        if any(token >= self.vocabulary for token in reading.generated_ids):
+            # vLLM checks prompts only; its engine dies of such an id.
+            return Refusal(
+                "generated_ids_invalid", f"generated_ids has ids beyond {self.vocabulary - 1}."
+            )
+        margin_s = lease_margin_s(self.lease_s) + self.clock_skew_s
+        if now > reading.expires_at - margin_s:
+            return Refusal(
+                "lease_expired",
+                f"The lease on the request's base KV ended or ends within {margin_s:g} s. "
+                "Prefill the prompt again and retry.",
+                HTTPStatus.SERVICE_UNAVAILABLE,
+            )
+        return None
 
 
 def prompt_refusal(
@@ -119,15 +155,16 @@ def prompt_refusal(
 ) -> Refusal | None:
     """Check the handoff against the prompt it is for: same tokens, as many blocks as they need."""
     handoff, blocks = params.prefillshare, len(params.remote_block_ids[0])
-    if handoff.base_len > len(prompt_ids):
+    if handoff.base_len != len(prompt_ids):
         return Refusal(
             "prompt_mismatch",
-            f"base_len {handoff.base_len} does not fit a prompt of {len(prompt_ids)} tokens.",
+            f"The base processed {handoff.base_len} tokens, the prompt has {len(prompt_ids)}. "
+            "An answer so far belongs in generated_ids, not in the prompt.",
         )
-    if prompt_digest(prompt_ids[: handoff.base_len]) != handoff.prompt_digest:
+    if prompt_digest(prompt_ids) != handoff.prompt_digest:
         return Refusal(
             "prompt_mismatch",
-            f"The first {handoff.base_len} prompt tokens are not the ones the base processed. "
+            "The prompt's tokens are not the ones the base processed. "
             "Send the prefill worker's tokens in kv_transfer_params.prompt_token_ids.",
         )
     if blocks != -(-handoff.base_len // block_size):
@@ -137,6 +174,19 @@ def prompt_refusal(
             f"(block size {block_size}).",
         )
     return None
+
+
+def generated_ids(sampling_params: Any) -> list[int]:
+    """The answer so far that a request brings in vLLM's sampling parameters; mostly empty.
+
+    Unlike `ReadableParams.of` it also finds it once the handoff has been taken.
+    """
+    extra: dict[str, Any] = getattr(sampling_params, "extra_args", None) or {}
+    params = extra.get("kv_transfer_params")
+    try:
+        return msgspec.convert((params or {}).get(PARAMS_KEY), Reading).generated_ids
+    except (msgspec.ValidationError, AttributeError):
+        return []
 
 
 class SingleUse:

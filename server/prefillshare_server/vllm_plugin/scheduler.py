@@ -4,8 +4,11 @@
    the KV of x_n and of generated tokens, which the decoder computed, and hand it to the next turn.
 2. A request without readable base KV is refused. The API process refuses it earlier and with a
    better error (admission.py); this is the check that cannot be passed by.
-3. Preemption, a failed pull and an expired lease end the request with a mark. vLLM would compute
-   the prompt again with the decoder's weights; here the caller learns that a new prefill is due.
+3. Preemption, a failed or endless pull and an expired lease end the request with a mark. vLLM
+   would compute the prompt again with the decoder's weights, or wait for ever; here the caller
+   learns that a new prefill is due.
+4. A resumed answer: a request may bring tokens that another worker generated. They are output of
+   the request like its own, and the decoder runs them again.
 """
 
 import time
@@ -24,9 +27,10 @@ from prefillshare_server.vllm_plugin.connector import HandoffScheduler, PrefillS
 from prefillshare_server.vllm_plugin.handoff import (
     ReadableParams,
     Refusal,
+    Rules,
     SingleUse,
+    generated_ids,
     prompt_refusal,
-    refusal,
 )
 
 logger = init_logger(f"vllm.{__name__}")
@@ -47,8 +51,9 @@ class BaseKVOnly(_Scheduler):
         if not isinstance(connector, PrefillShareConnector):
             raise TypeError("prefillshare: the decode scheduler needs PrefillShareConnector")
         self._handoffs: HandoffScheduler = connector.connector_scheduler
+        self._rules = Rules.of_worker(self.vllm_config)
         self._taken = SingleUse()
-        self._failed_pulls: set[str] = set()
+        self._failed_pulls: dict[str, Account] = {}
         self._endings: list[tuple[int, EngineCoreOutput]] = []
         """Last outputs of requests that were ended here, by client index; sent with the step's."""
         self._cache_base_blocks_only()
@@ -69,8 +74,8 @@ class BaseKVOnly(_Scheduler):
     def _get_local_prefix_cache_hit(self, request: Request) -> Any:
         """Reuse at most the blocks that the request's base KV would fill.
 
-        A resumed answer (prompt = context + answer so far) must not find the base's KV of its own
-        answer here: the decoder computed those tokens itself before, and does so again.
+        A resumed answer must not find the base's KV of its own tokens here, which the context of a
+        later turn may have left: the decoder computed those tokens before, and does so again.
         """
         blocks, tokens, *rest = super()._get_local_prefix_cache_hit(request)
         params = ReadableParams.of(request.kv_transfer_params)
@@ -81,17 +86,23 @@ class BaseKVOnly(_Scheduler):
         return blocks, tokens, *rest
 
     def add_request(self, request: Request) -> None:
-        super().add_request(request)
+        """Queue the request, or end it at once without having queued it.
+
+        A refused request must leave the prefill worker alone: vLLM would tell it that the handoff
+        is over, or stop renewing its lease, while the request that took it first still reads. The
+        router releases what was refused.
+        """
         refused = self._refusal(request)
         if refused is None:
+            # Before it is queued: a request is scheduled for all tokens that it has.
+            request.append_output_token_ids(generated_ids(request.sampling_params))
+            request.prefillshare_begun = request.num_tokens
+            super().add_request(request)
             return
         logger.warning("Refused request %s: %s", request.request_id, refused.message)
         if refused.code == "lease_expired":
-            self.finish_requests(request.request_id, RequestStatus.FINISHED_ABORTED)
             self._end(request, Account(), "lease_expired")
         else:
-            # vLLM notifies the prefill worker, which frees the blocks of the refused handoff.
-            self.finish_requests(request.request_id, RequestStatus.FINISHED_ERROR)
             output = EngineCoreOutput(
                 request_id=request.request_id,
                 new_token_ids=[],
@@ -104,12 +115,7 @@ class BaseKVOnly(_Scheduler):
 
     def _refusal(self, request: Request) -> Refusal | None:
         params, now = ReadableParams.of(request.kv_transfer_params), time.time()
-        refused = refusal(
-            params,
-            base_fingerprint=self._handoffs.contract.fingerprint,
-            lease_s=self._handoffs.lease_s,
-            now=now,
-        )
+        refused = self._rules.refusal(params, now)
         if refused is not None:
             return refused
         assert params is not None, "a request without readable KV is refused above"
@@ -122,6 +128,41 @@ class BaseKVOnly(_Scheduler):
         return prompt_refusal(
             params, request.prompt_token_ids, self.block_size
         ) or self._taken.take(params.remote_request_id, params.prefillshare.expires_at, now)
+
+    def _handle_blocked_waiting_request(self, request: Request) -> bool:
+        """Also lead a grammar that has just been compiled through the answer so far."""
+        compiled = request.status == RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
+        ready: bool = super()._handle_blocked_waiting_request(request)
+        # All at once: reasoning parsers look at the tokens up to the one they judge.
+        if (
+            ready
+            and compiled
+            and not self.structured_output_manager.accept_tokens(
+                request, list(request.output_token_ids)
+            )
+        ):
+            # Not an answer to this request. It ends like one whose grammar cannot be compiled.
+            self.grammar_compile_error_reqs.add(request.request_id)
+            return False
+        return ready
+
+    def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
+        for request_id in self._handoffs.overdue():
+            self._give_up_waiting(request_id)
+        output: SchedulerOutput = super().schedule(*args, **kwargs)
+        return output
+
+    def _give_up_waiting(self, request_id: str) -> None:
+        """End a request whose base KV has not come.
+
+        Its blocks stay reserved while the pull may still write to them: until vLLM says that it is
+        over, which a prefill worker that hangs can put off for ever.
+        """
+        request = self.requests[request_id]
+        account = self._handoffs.accounts.get(request_id, Account())
+        account.base_tokens_received = account.handoff_bytes = 0
+        self.finish_requests(request_id, RequestStatus.FINISHED_ABORTED)
+        self._end(request, account, "handoff_timeout")
 
     def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
         """End the victim, which the caller has taken off the running list, instead of queuing it.
@@ -142,20 +183,22 @@ class BaseKVOnly(_Scheduler):
         return self._remember_failed_pulls(failed)
 
     def _remember_failed_pulls(self, request_ids: set[str]) -> set[str]:
-        self._failed_pulls |= request_ids
+        for request_id in request_ids:
+            account = self._handoffs.accounts.get(request_id, Account())
+            account.base_tokens_received = account.handoff_bytes = 0
+            self._failed_pulls[request_id] = account
         return request_ids
 
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> dict[int, EngineCoreOutputs]:
-        self._count_prompt_tokens(scheduler_output)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         self._report_before_stop_strings(outputs)
         if self._failed_pulls:
             for of_client in outputs.values():
                 for output in of_client.outputs:
                     if output.request_id in self._failed_pulls and output.finished:
-                        _mark(output, Account(), "kv_load_failed")
+                        self._mark(output, self._failed_pulls[output.request_id], "kv_load_failed")
             self._failed_pulls.clear()
         for client_index, ending in self._endings:
             of_client = outputs.setdefault(client_index, EngineCoreOutputs())
@@ -163,13 +206,18 @@ class BaseKVOnly(_Scheduler):
         self._endings.clear()
         return outputs
 
-    def _count_prompt_tokens(self, scheduler_output: SchedulerOutput) -> None:
-        """Count what this worker ran of each prompt, whatever was planned: the check on rule 3."""
+    def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
+        """Count what this worker runs of each prompt, whatever was planned: the check on rule 3."""
         for request_id, scheduled in scheduler_output.num_scheduled_tokens.items():
             account = self._handoffs.accounts.get(request_id)
-            request = self.requests.get(request_id)
-            if account is not None and request is not None and not request.num_output_tokens:
-                account.prompt_tokens_computed += scheduled
+            request = self.requests[request_id]
+            start, prompt = request.num_computed_tokens, request.num_prompt_tokens
+            begun = request.prefillshare_begun
+            if account is not None and start < begun:
+                end = start + scheduled
+                account.prompt_tokens_computed += max(0, min(end, prompt) - start)
+                account.generated_tokens_recomputed += max(0, min(end, begun) - max(start, prompt))
+        super()._update_after_schedule(scheduler_output)
 
     def _report_before_stop_strings(self, outputs: dict[int, EngineCoreOutputs]) -> None:
         """Attach the account to every output that may be the last.
@@ -188,16 +236,16 @@ class BaseKVOnly(_Scheduler):
 
     def _end(self, request: Request, account: Account, event: Event) -> None:
         output = EngineCoreOutput(request_id=request.request_id, new_token_ids=[])
-        self._endings.append((request.client_index, _mark(output, account, event)))
+        self._endings.append((request.client_index, self._mark(output, account, event)))
 
-
-def _mark(output: EngineCoreOutput, account: Account, event: Event) -> EngineCoreOutput:
-    """Make `output` the last one of a request that did not run to its end."""
-    account.event = event
-    output.finish_reason = FinishReason.ABORT
-    output.stop_reason = f"{PARAMS_KEY}:{event}"
-    output.kv_transfer_params = account.to_params()
-    return output
+    def _mark(self, output: EngineCoreOutput, account: Account, event: Event) -> EngineCoreOutput:
+        """Make `output` the last one of a request that did not run to its end."""
+        self._handoffs.totals.events[event] += 1
+        account.event = event
+        output.finish_reason = FinishReason.ABORT
+        output.stop_reason = f"{PARAMS_KEY}:{event}"
+        output.kv_transfer_params = account.to_params()
+        return output
 
 
 class PrefillShareScheduler(BaseKVOnly, Scheduler):
