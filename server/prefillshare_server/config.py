@@ -114,6 +114,8 @@ class Router(_Section):
     port: int = Field(default=8000, ge=1, le=65535)
     session_ttl_s: Seconds = 1800
     """An idle session is forgotten after this time."""
+    max_body_mb: int = Field(default=32, ge=1)
+    """Largest request body, in MiB."""
     affinity: Literal["soft", "hard"] = "soft"
     """What happens when a session's prefill worker is gone: bind anew, or fail."""
 
@@ -127,6 +129,11 @@ class KV(_Section):
     """Tokens per KV block; None is 32 on CPU and 16 on GPU."""
     blocks: int | None = Field(default=None, ge=1)
     """KV blocks per worker; None is vLLM's choice on GPU and a memory-safe number on CPU."""
+    clock_skew_s: float = Field(default=1.0, ge=0, allow_inf_nan=False)
+    """How far a worker's clock may be off the router's; leases end by the clock. A worker further
+    off gets no calls."""
+    reserve_tokens: int = Field(default=1024, ge=1)
+    """Room to reserve on a decode worker for an answer whose length the client left open."""
 
 
 class LayoutSettings(_Section):
@@ -144,7 +151,11 @@ class Timeouts(_Section):
     """Every wait of the router and the launcher, in seconds."""
 
     start_s: Seconds = 300
+    queue_s: Seconds = 60
+    """For room on a decode worker of the role, and for a worker to come back."""
     prefill_s: Seconds = 120
+    handoff_s: Seconds = 30
+    """For a decode worker to get a prompt's KV, from the arrival of its request."""
     first_token_s: Seconds = 120
     idle_stream_s: Seconds = 60
 

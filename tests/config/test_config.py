@@ -114,7 +114,8 @@ def test_a_cluster_cannot_be_changed() -> None:
         ("kv: {leases: 1}", "kv.leases: unknown key 'leases'; did you mean 'lease_s'?"),
         (
             "kv: {zzz: 1}",
-            "kv.zzz: unknown key 'zzz'; known: block_size, blocks, lease_s",
+            "kv.zzz: unknown key 'zzz'; "
+            "known: block_size, blocks, clock_skew_s, lease_s, reserve_tokens",
         ),
         (
             "router: {port: 70000}",
@@ -126,6 +127,11 @@ def test_a_cluster_cannot_be_changed() -> None:
             "router.affinity: 'sticky' is not valid; expected 'soft' or 'hard' (default 'soft')",
         ),
         ("kv: {block_size: 17}", "expected a multiple of 16"),
+        (
+            "kv: {clock_skew_s: -1}",
+            "kv.clock_skew_s: -1 is not valid; expected greater than or equal to 0",
+        ),
+        ("timeouts: {queue_s: 0}", "timeouts.queue_s: 0 is not valid; expected greater than 0"),
         ("kv: {lease_s: 5}", "kv.lease_s: 5 is not valid; expected greater than or equal to 6"),
         ("prefill: 3", "prefill: 3 is not a section; write `prefill: {…}`"),
         (

@@ -50,7 +50,9 @@ class MockDecode(MockWorker):
 
     @property
     def endpoint(self) -> WorkerEndpoint:
-        return WorkerEndpoint(self.id, "decode", self.role, self.url, self.role, BLOCK, 1024)
+        return WorkerEndpoint(
+            self.id, "decode", self.role, self.url, self.role, BLOCK, 1024, self.num_blocks
+        )
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -58,7 +60,6 @@ class MockDecode(MockWorker):
             web.post("/v1/chat/completions", self._chat),
             web.post("/v1/completions", self._completions),
             web.get("/prefillshare/calls/{id}", self._account),
-            web.post("/prefillshare/release", self._release),
         ]
 
     async def _account(self, request: web.Request) -> web.Response:
@@ -66,12 +67,6 @@ class MockDecode(MockWorker):
         if account is None:
             return error_answer(404, "no such call", 404)
         return web.json_response(account)
-
-    async def _release(self, request: web.Request) -> web.Response:
-        params = (await request.json())["kv_transfer_params"]
-        known = self.cluster.leases.pop(params["remote_request_id"], None) is not None
-        self.expect(known, "released a lease that is not held")
-        return web.Response(status=204)
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         return await self._generate(request, chat=True)

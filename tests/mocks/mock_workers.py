@@ -8,6 +8,7 @@ that.
 
 import asyncio
 import itertools
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -22,7 +23,12 @@ BLOCK = 16
 MAX_MODEL_LEN = 2048
 SILENCE_S = 60
 
-PrefillFault = Literal["drop", "hang", "no_blocks", "status_500", "status_400", "slow"]
+BLOCKS = 1025
+"""KV blocks of every mock worker; vLLM keeps one of them for itself."""
+
+PrefillFault = Literal[
+    "drop", "grant_unseen", "hang", "no_blocks", "status_500", "status_400", "slow"
+]
 
 
 @dataclass
@@ -31,6 +37,8 @@ class Lease:
 
     ids: list[int]
     params: dict[str, Any]
+    request_id: str
+    """X-Request-Id of the prefill call."""
 
 
 @dataclass
@@ -58,10 +66,19 @@ class MockWorker:
         self.id = worker_id
         self.requests: list[dict[str, Any]] = []
         """Bodies of generating requests."""
+        self.request_ids: list[str] = []
+        """Their X-Request-Ids, at prefill workers."""
         self.open_requests = 0
+        """Questions about its health or an account do not count."""
         self.aborted = 0
         """Requests whose connection was closed under them."""
         self.url = ""
+        self.engine_id = ""
+        self.num_blocks = BLOCKS
+        self.clock = time.time
+        self.unhealthy = False
+        self._port = 0
+        self._starts = itertools.count(1)
         self._runner: web.AppRunner | None = None
 
     @property
@@ -70,11 +87,18 @@ class MockWorker:
         raise NotImplementedError
 
     def routes(self) -> list[web.RouteDef]:
-        return [web.get("/health", self._health)]
+        return [
+            web.get("/health", self._health),
+            web.get("/prefillshare/info", self._info),
+        ]
 
     async def start(self) -> None:
+        """Serve, with a fresh engine; once stopped, on the same port as before."""
+
         @web.middleware
         async def count(request: web.Request, handler: Any) -> Any:
+            if request.method == "GET":
+                return await handler(request)
             self.open_requests += 1
             try:
                 return await handler(request)
@@ -89,9 +113,11 @@ class MockWorker:
         # As vLLM does: a closed connection ends its request.
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        site = web.TCPSite(self._runner, "127.0.0.1", self._port)
         await site.start()
-        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+        self._port = self._runner.addresses[0][1]
+        self.url = f"http://127.0.0.1:{self._port}"
+        self.engine_id = f"{self.id}/{next(self._starts)}"
 
     async def stop(self) -> None:
         """From now on connections are refused."""
@@ -100,7 +126,16 @@ class MockWorker:
             self._runner = None
 
     async def _health(self, request: web.Request) -> web.Response:
-        return web.Response()
+        return web.Response(status=503 if self.unhealthy else 200)
+
+    async def _info(self, request: web.Request) -> web.Response:
+        info = {
+            "engine_id": self.engine_id,
+            "block_size": BLOCK,
+            "num_blocks": self.num_blocks,
+            "now": self.clock(),
+        }
+        return web.json_response(info)
 
     def expect(self, condition: bool, what: str) -> None:
         if not condition:
@@ -115,26 +150,57 @@ class MockPrefill(MockWorker):
         self.fault: PrefillFault | None = None
         self.gate = asyncio.Event()
         """`slow` prefills wait for it."""
+        self.released: list[str] = []
+        """Request ids of the calls whose leases were given up, in order."""
         self._cache: set[tuple[int, ...]] = set()
 
     @property
     def endpoint(self) -> WorkerEndpoint:
-        return WorkerEndpoint(self.id, "prefill", None, self.url, "base", BLOCK, 1024)
+        return WorkerEndpoint(
+            self.id, "prefill", None, self.url, "base", BLOCK, 1024, self.num_blocks
+        )
 
     def routes(self) -> list[web.RouteDef]:
-        return [*super().routes(), web.post("/v1/completions", self._complete)]
+        return [
+            *super().routes(),
+            web.post("/v1/completions", self._complete),
+            web.post("/prefillshare/release", self._release),
+        ]
+
+    async def stop(self) -> None:
+        """Its KV is lost with it."""
+        await super().stop()
+        self._cache.clear()
+        for key in [key for key in self.cluster.leases if key.startswith(f"{self.id}-")]:
+            del self.cluster.leases[key]
+
+    async def _release(self, request: web.Request) -> web.Response:
+        request_id = (await request.json())["request_id"]
+        self.released.append(request_id)
+        leases = self.cluster.leases
+        for key in [key for key in leases if leases[key].request_id == request_id]:
+            del leases[key]
+        return web.Response(status=204)
 
     async def _complete(self, request: web.Request) -> web.Response:
         body = await request.json()
         self.requests.append(body)
         ids = body["prompt"]
-        self.expect("X-Request-Id" in request.headers, "no X-Request-Id")
+        call_id = request.headers.get("X-Request-Id", "")
+        self.expect(bool(call_id), "no X-Request-Id")
+        self.expect(call_id not in self.request_ids, "an X-Request-Id for the second time")
+        self.request_ids.append(call_id)
         self.expect(body["model"] == "base", f"model {body['model']!r}")
         self.expect(body["max_tokens"] == 1 and not body["stream"], "not a plain prefill")
         self.expect(body["kv_transfer_params"]["do_remote_decode"], "no do_remote_decode")
         self.expect(not {"tools", "messages", "n"} & body.keys(), f"extra fields {sorted(body)}")
         if self.fault == "hang":
             await asyncio.sleep(SILENCE_S)
+        if self.fault == "grant_unseen":
+            try:
+                await asyncio.sleep(SILENCE_S)
+            finally:
+                self._lease(ids, call_id)
         if self.fault == "slow":
             await self.gate.wait()
         if self.fault == "drop":
@@ -145,16 +211,17 @@ class MockPrefill(MockWorker):
             return error_answer(500, "Internal server error", 500)
         if self.fault == "status_400":
             return error_answer(400, "Token id 99999 is out of vocabulary", 400)
-        return web.json_response({"choices": [{}], "kv_transfer_params": self._lease(ids)})
+        return web.json_response({"choices": [{}], "kv_transfer_params": self._lease(ids, call_id)})
 
-    def _lease(self, ids: list[int]) -> dict[str, Any]:
+    def _lease(self, ids: list[int], call_id: str) -> dict[str, Any]:
         cached = 0
         # The last token is always computed, for its logits.
         while cached + BLOCK < len(ids) and tuple(ids[: cached + BLOCK]) in self._cache:
             cached += BLOCK
         self._cache |= {tuple(ids[:end]) for end in range(BLOCK, len(ids) + 1, BLOCK)}
         number = next(self.cluster.numbers)
-        blocks = 0 if self.fault == "no_blocks" else -(-len(ids) // BLOCK)
+        given_up = self.fault == "no_blocks" or call_id in self.released
+        blocks = 0 if given_up else -(-len(ids) // BLOCK)
         params = {
             "do_remote_prefill": True,
             "do_remote_decode": False,
@@ -164,7 +231,7 @@ class MockPrefill(MockWorker):
             "prefillshare": {"base_len": len(ids), "base_fingerprint": "f" * 16, "expires_at": 0},
         }
         if blocks:
-            self.cluster.leases[f"{self.id}-{number}"] = Lease(ids, params)
+            self.cluster.leases[f"{self.id}-{number}"] = Lease(ids, params, call_id)
         return params
 
 

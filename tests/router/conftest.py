@@ -17,7 +17,7 @@ from prefillshare_server.config import Cluster
 from prefillshare_server.router.app import create_app
 from prefillshare_server.router.parts import Router
 from tests.mocks.mock_decode import MockDecode
-from tests.mocks.mock_workers import MAX_MODEL_LEN, MockCluster, MockPrefill, running
+from tests.mocks.mock_workers import BLOCKS, MAX_MODEL_LEN, MockCluster, MockPrefill, running
 
 CHATML = (
     "{% for message in messages %}"
@@ -124,6 +124,9 @@ class Bench:
             "sessions": self.router.sessions.in_flight,
             "prefilling": self.router.placement.prefilling.total(),
             "decoding": self.router.placement.decoding.total(),
+            "reserved": self.router.admission.reserved.total(),
+            "queued": self.router.admission.queued,
+            "handoffs": sum(self.router.prefill.in_hand(worker.id) for worker in self.prefill),
             "leases": len(self.cluster.leases),
             "worker requests": sum(w.open_requests for w in [*self.prefill, *self.decode.values()]),
         }
@@ -153,12 +156,15 @@ def start(base_dir: Path, tokenizer: Tokenizer) -> Start:
         *,
         prefill: int = 1,
         decode: tuple[str, ...] = ("alpha-0", "beta-0"),
+        decode_blocks: int = BLOCKS,
         settings: dict[str, Any] | None = None,
         leases_left: int = 0,
     ) -> AsyncIterator[Bench]:
         mocks = MockCluster(tokenizer)
         prefills = [MockPrefill(mocks, f"prefill-{i}") for i in range(prefill)]
         decodes = {name: MockDecode(mocks, name, name.partition("-")[0]) for name in decode}
+        for worker in decodes.values():
+            worker.num_blocks = decode_blocks
         roles = {worker.role: {"model": "unused"} for worker in decodes.values()}
         cluster = Cluster.model_validate(
             {"base": {"model": "unused"}, "roles": roles, **(settings or {})}

@@ -37,7 +37,7 @@ async def test_health_needs_every_worker_and_live_needs_none(start: Start) -> No
 async def test_metrics_count_calls_tokens_and_results(bench: Bench) -> None:
     _, answer, _ = await bench.chat()
     await bench.stream()
-    bench.decode["alpha-0"].fault = "status_500"
+    bench.decode["alpha-0"].fault = "status_400"
     await bench.chat()
     prompt = answer["usage"]["prompt_tokens"]
     assert await bench.metric("prefillshare_router_requests_total") == 3

@@ -1,5 +1,6 @@
 """What cannot be served is refused before anything is computed, naming field and remedy."""
 
+import io
 from typing import Any
 
 import pytest
@@ -159,3 +160,13 @@ async def test_a_defect_of_the_router_is_a_500_and_leaks_nothing(
     status, body, _ = await bench.chat()
     assert (status, body["error"]["code"]) == (500, "internal_error")
     assert "secret" not in str(body)
+
+
+async def test_a_body_that_is_too_large_is_a_413(start: Start) -> None:
+    async with start(settings={"router": {"max_body_mb": 1}}) as bench:
+        large = io.BytesIO(b'{"model": "alpha", "prompt": "' + b"a " * 2**19 + b'"}')
+        async with bench.http.post(f"{bench.url}/v1/completions", data=large) as response:
+            body = await response.json()
+            assert (response.status, body["error"]["code"]) == (413, "request_too_large")
+        assert "max_body_mb" in body["error"]["message"]
+        assert nothing_was_computed(bench)

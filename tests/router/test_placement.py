@@ -1,20 +1,14 @@
-"""Where calls go."""
+"""Where prefills go."""
 
 from collections import Counter
+from collections.abc import Collection
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prefillshare_server.router.placement import AVOID_S, Placement
+from prefillshare_server.router.placement import Placement
 from prefillshare_server.router.topology import WorkerEndpoint
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def worker(worker_id: str, role: str | None = None) -> WorkerEndpoint:
@@ -22,19 +16,19 @@ def worker(worker_id: str, role: str | None = None) -> WorkerEndpoint:
 
 
 def placement(
-    *, pinned: Counter[str] | None = None, hard: bool = False, clock: Clock | None = None
+    *, pinned: Counter[str] | None = None, hard: bool = False, away: Collection[str] = ()
 ) -> Placement:
     workers = [worker("p0"), worker("p1"), worker("a0", "a"), worker("a1", "a"), worker("b0", "b")]
     return Placement(
         workers,
         pinned if pinned is not None else Counter(),
+        available=lambda worker_id: worker_id not in away,
         affinity="hard" if hard else "soft",
-        clock=clock or Clock(),
     )
 
 
 def placed(
-    where: Placement, pin: str | None, *, tried: str | None = None
+    where: Placement, pin: str | None, *, tried: Collection[str] = ()
 ) -> tuple[str, str] | None:
     found = where.place_prefill(pin, sessionless=False, tried=tried)
     return (found.worker.id, found.affinity) if found else None
@@ -63,54 +57,36 @@ def test_a_call_without_a_session_is_placed_alike_and_claims_no_affinity() -> No
     assert (found.worker.id, found.affinity) == ("p1", "none")
 
 
-def test_a_soft_pin_gives_way_to_another_worker_and_a_hard_one_does_not() -> None:
-    assert placed(placement(), "p0", tried="p0") == ("p1", "rebound")
-    assert placed(placement(hard=True), "p0", tried="p0") is None
+def test_a_soft_pin_gives_way_to_a_worker_that_was_not_tried_and_a_hard_one_does_not() -> None:
+    assert placed(placement(), "p0", tried=["p0"]) == ("p1", "rebound")
+    assert placed(placement(hard=True), "p0", tried=["p0"]) == ("p0", "hit")
 
 
-def test_an_unreachable_worker_is_passed_over_for_a_while() -> None:
-    clock = Clock()
-    where = placement(clock=clock)
-    where.unreachable(where.prefill[0])
-    assert placed(where, "p0") == ("p1", "rebound")
-    assert placed(where, None) == ("p1", "new")
-    clock.now += AVOID_S
-    assert placed(where, "p0") == ("p0", "hit")
+def test_a_soft_pin_gives_way_while_its_worker_is_away_and_a_hard_one_waits() -> None:
+    assert placed(placement(away=["p0"]), "p0") == ("p1", "rebound")
+    assert placed(placement(away=["p0"], hard=True), "p0") is None
 
 
-def test_where_all_were_unreachable_one_is_tried_again() -> None:
-    where = placement()
-    for prefill in where.prefill:
-        where.unreachable(prefill)
-    assert placed(where, None) == ("p0", "new")
-    assert placed(where, "p1") == ("p0", "rebound")
+def test_a_hard_pin_does_not_hold_a_call_without_a_session() -> None:
+    found = placement(away=["p0"], hard=True).place_prefill("p0", sessionless=True)
+    assert found is not None
+    assert found.worker.id == "p1"
 
 
-def test_the_only_worker_is_not_tried_twice() -> None:
-    where = Placement([worker("p0")], Counter(), affinity="soft")
-    assert placed(where, None, tried="p0") is None
+def test_where_all_were_tried_the_pinned_one_is_tried_again() -> None:
+    assert placed(placement(), "p1", tried=["p1", "p0"]) == ("p1", "hit")
 
 
-def test_decode_goes_to_the_replica_with_the_fewest_calls() -> None:
-    where = placement()
-    with where.decode_load(where.decode["a"][0]):
-        assert where.place_decode("a", last="a0").id == "a1"
-
-
-def test_among_equals_the_replica_that_served_the_session_last_is_kept() -> None:
-    assert placement().place_decode("a", last="a1").id == "a1"
-    assert placement().place_decode("a", last=None).id == "a0"
+def test_nothing_is_placed_on_a_worker_that_is_away() -> None:
+    assert placed(placement(away=["p0", "p1"]), None) is None
+    assert placed(placement(away=["p0"], pinned=Counter(p1=9)), None) == ("p1", "new")
 
 
 def test_loads_are_given_back_after_an_error() -> None:
     where = placement()
-    with (
-        pytest.raises(RuntimeError),
-        where.decode_load(where.decode["a"][0]),
-        where.prefill_load(where.prefill[0], 5),
-    ):
+    with pytest.raises(RuntimeError), where.prefill_load(where.prefill[0], 5):
         raise RuntimeError
-    assert where.decoding.total() == where.prefilling.total() == 0
+    assert where.prefilling.total() == 0
 
 
 @given(st.lists(st.integers(1, 500), min_size=1, max_size=40))
@@ -122,14 +98,3 @@ def test_no_worker_is_ever_two_prompts_ahead_of_another(prompts: list[int]) -> N
         assert found is not None
         where.prefilling[found.worker.id] += tokens
     assert abs(where.prefilling["p0"] - where.prefilling["p1"]) <= max(prompts)
-
-
-def test_a_replica_that_was_just_unreachable_is_passed_over() -> None:
-    where = placement()
-    [a0, a1] = where.decode["a"]
-    where.unreachable(a0)
-    with where.decode_load(a1):
-        assert where.place_decode("a", last="a0") is a1
-    where.unreachable(a1)
-    # With none left, one may be back.
-    assert where.place_decode("a", last="a0") is a0

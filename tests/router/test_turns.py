@@ -34,6 +34,7 @@ def test_a_turn_the_client_edited_is_left_as_it_is() -> None:
     edits = [
         message(json.dumps({"city": "Bern", "day": 1.0})),
         message("no json"),
+        message("[" * 100_000 + "]" * 100_000),
         message(content="And I say this."),
         message(tool_calls=[*message()["tool_calls"], *message()["tool_calls"]]),
     ]

@@ -6,9 +6,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from prefillshare_server.router.ask import Ask
-from prefillshare_server.router.decode import WorkerAccount
 from prefillshare_server.router.fanout import Answer
-from prefillshare_server.router.handoff import Handoff
+from prefillshare_server.router.handoff import Handoff, WorkerAccount
 from prefillshare_server.router.parts import Router
 from prefillshare_server.router.reply import StreamReply, WholeReply
 from prefillshare_server.router.sessions import Session
@@ -72,11 +71,11 @@ class Account:
 
     async def settled(self) -> Sequence[Answer]:
         """Ask the decode workers what the call cost them, write it down, and finish the reply."""
-        accounts = await asyncio.gather(*map(self._decode.account, self._handoffs))
-        for handoff, account in zip(self._handoffs, accounts, strict=True):
-            self._metrics.decoded(
-                handoff, account.handoff_bytes or 0, account.prompt_tokens_computed or 0
-            )
+        attempts = [each for handoff in self._handoffs for each in (handoff, *handoff.later)]
+        accounts = await asyncio.gather(*map(self._decode.account, attempts))
+        for handoff, account in zip(attempts, accounts, strict=True):
+            self._metrics.decoded(handoff, account)
+        self._note_resumes()
         self._note_decode(accounts)
         return self._reply.finish(self._usage(), self._report(accounts))
 
@@ -90,7 +89,7 @@ class Account:
         if session.last_role not in (None, role):
             self._metrics.switched(session.last_role or "", role)
         session.last_role = role
-        session.decode_workers[role] = firsts[0].reader.worker.id
+        session.decode_workers[role] = firsts[0].worker.id
         totals = session.totals
         totals.calls += 1
         totals.prompt_tokens += self._prompt_tokens
@@ -106,6 +105,15 @@ class Account:
             handoff.context_end = session.ledger.keep_context(
                 prompt.kept, prompt.new_text, prompt.context_ids[prompt.kept_tokens :], role
             )
+
+    def _note_resumes(self) -> None:
+        """Count what the attempts after each first one cost the base."""
+        for handoff in self._handoffs:
+            for again in handoff.later:
+                self._computed_tokens += again.computed_tokens
+                if self._session is not None:
+                    self._session.totals.computed_tokens += again.computed_tokens
+                    self._session.decode_workers[self._ask.role] = again.worker.id
 
     def _note_decode(self, accounts: Sequence[WorkerAccount]) -> None:
         session = self._session
@@ -157,15 +165,19 @@ class Account:
             "session": self._session.id if self._session else None,
             "role": self._ask.role,
             "prefill_worker": _names(handoff.placed.worker.id for handoff in self._handoffs),
-            "decode_worker": _names(handoff.reader.worker.id for handoff in self._handoffs),
+            "decode_worker": _names(
+                (handoff.later or [handoff])[-1].worker.id for handoff in self._handoffs
+            ),
             "affinity": self._handoffs[0].placed.affinity,
             "cached_tokens": self._cached_tokens,
             "computed_tokens": self._computed_tokens,
             "handoff_bytes": _sum(account.handoff_bytes for account in accounts),
+            "base_tokens_received": _sum(account.base_tokens_received for account in accounts),
             "base_tokens_reused": _sum(account.base_tokens_reused for account in accounts),
             "decode_prompt_tokens_computed": _sum(
                 account.prompt_tokens_computed for account in accounts
             ),
+            "resumed": sum(len(handoff.later) for handoff in self._handoffs),
             "break": asdict(self._broken) if self._broken else None,
         }
 

@@ -1,28 +1,277 @@
-"""Reserves a place on the role's decode workers for every sequence of a call."""
+"""Reserves KV blocks on the role's decode workers for every sequence of a call.
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+A decode worker out of blocks has to throw an answer away. So a call starts only when the blocks of
+its prompts and answers are free by the router's own count, and waits in line for them otherwise.
+"""
+
+import asyncio
+import sys
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 
 from prefillshare_server.router.ask import Ask
+from prefillshare_server.router.errors import NoWorker, RouterError, never_fits, queue_timeout
 from prefillshare_server.router.handoff import Prompt, Reader
-from prefillshare_server.router.placement import Placement
+from prefillshare_server.router.health import Health
+from prefillshare_server.router.metrics import Metrics
+from prefillshare_server.router.placement import Placement, Reserved
 from prefillshare_server.router.sessions import Session
+from prefillshare_server.router.topology import WorkerEndpoint
+
+_UNLIMITED = sys.maxsize
 
 
-@contextmanager
-def admitted(
-    placement: Placement, ask: Ask, session: Session | None, prompts: Sequence[Prompt]
-) -> Iterator[list[Reader]]:
-    """One reader per choice and prompt, in the order of the choices in the client's answer.
+@dataclass(frozen=True, slots=True)
+class _Need:
+    """Tokens one sequence needs room for."""
 
-    They count as running calls of their decode workers until the block ends.
-    """
-    last = session.decode_workers.get(ask.role) if session else None
-    readers: list[Reader] = []
-    with ExitStack() as places:
-        for prompt in prompts:
-            for choice in range(ask.n):
-                worker = placement.place_decode(ask.role, last)
-                places.enter_context(placement.decode_load(worker))
-                readers.append(Reader(len(readers), choice, prompt, worker))
-        yield readers
+    prompt: int
+    answer: int
+    least: int
+    """Tokens of answer without which the sequence makes no sense on a worker."""
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    """A call, or a sequence that moves, in line for a place for each of its needs."""
+
+    ask: Ask
+    needs: Sequence[_Need]
+    last: str | None
+    """The worker to take among equals."""
+    avoid: str | None
+    """The worker to take only if no other is available."""
+    granted: asyncio.Future[list[Reserved]] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+
+
+class Admission:
+    """Strictly first come, first served within a role: a big call is never passed by small ones."""
+
+    def __init__(
+        self,
+        placement: Placement,
+        health: Health,
+        metrics: Metrics,
+        *,
+        queue_s: float,
+        reserve_tokens: int,
+        max_model_len: int,
+    ) -> None:
+        self._placement = placement
+        self._health = health
+        self._metrics = metrics
+        self._queue_s = queue_s
+        self._reserve_tokens = reserve_tokens
+        self._max_model_len = max_model_len
+        self.reserved: Counter[str] = Counter()
+        """KV blocks reserved on each decode worker."""
+        self._held: set[Reserved] = set()
+        self._lines: dict[str, deque[_Waiting]] = {role: deque() for role in placement.decode}
+        health.listen(self._serve_all)
+
+    @property
+    def queued(self) -> int:
+        """Calls and moving sequences that wait now."""
+        return sum(map(len, self._lines.values()))
+
+    @asynccontextmanager
+    async def admitted(
+        self, ask: Ask, session: Session | None, prompts: Sequence[Prompt]
+    ) -> AsyncIterator[list[Reader]]:
+        """One reader per choice and prompt, in the order of the choices in the client's answer.
+
+        Waits until there is room for all of them at once. What they hold when the block ends is
+        given back. Raises RouterError: 400 for a sequence that fits no worker, 503 if none is
+        available in time, 504 if none has room in time.
+        """
+        last = session.decode_workers.get(ask.role) if session else None
+        sequences = [(prompt, choice) for prompt in prompts for choice in range(ask.n)]
+        needs = [self._need(ask, prompt) for prompt, _ in sequences]
+        places = await self._places(_Waiting(ask, needs, last, avoid=None))
+        readers = [
+            Reader(index, choice, prompt, place)
+            for index, ((prompt, choice), place) in enumerate(zip(sequences, places, strict=True))
+        ]
+        try:
+            yield readers
+        finally:
+            for reader in readers:
+                self.leave(reader)
+
+    async def move(self, reader: Reader, ask: Ask, *, generated: int, avoid: str | None) -> None:
+        """Give up `reader.place` and wait in line for another, of which `generated` tokens are due.
+
+        Worker `avoid` is taken only while no other one of the role is available. Raises RouterError
+        as `admitted` does; the reader then has no room anywhere.
+        """
+        self.leave(reader)
+        need = self._need(ask, reader.prompt, generated)
+        [reader.place] = await self._places(_Waiting(ask, [need], reader.place.worker.id, avoid))
+
+    def leave(self, reader: Reader) -> None:
+        """Give back the reader's place, unless that was done before: its answer is complete."""
+        self._give_back(reader.place)
+
+    def has_other(self, role: str, worker_id: str) -> bool:
+        """Whether a replica of `role` besides this one is available."""
+        return any(
+            worker.id != worker_id and self._health.available(worker.id)
+            for worker in self._placement.decode[role]
+        )
+
+    async def _places(self, waiting: _Waiting) -> list[Reserved]:
+        role = waiting.ask.role
+        self._require_fit(waiting)
+        with self._metrics.queued(role):
+            self._lines[role].append(waiting)
+            self._serve(role)
+            try:
+                if not waiting.granted.done():
+                    # Does not cancel what it waits for, so nothing is granted and lost.
+                    await asyncio.wait([waiting.granted], timeout=self._queue_s)
+                if waiting.granted.done():
+                    return waiting.granted.result()
+                raise self._refusal(role)
+            except BaseException:
+                self._step_out(waiting)
+                raise
+
+    def _step_out(self, waiting: _Waiting) -> None:
+        """Leave no trace of a call that no longer waits."""
+        role = waiting.ask.role
+        if not waiting.granted.done():
+            self._lines[role].remove(waiting)
+            self._serve(role)
+        elif waiting.granted.exception() is None:
+            for place in waiting.granted.result():
+                self._give_back(place)
+
+    def _refusal(self, role: str) -> RouterError:
+        replicas = self._placement.decode[role]
+        why = {worker.id: self._health.why_not(worker.id) for worker in replicas}
+        if None in why.values():
+            return queue_timeout(role, self._queue_s)
+        reasons = {worker: reason or "" for worker, reason in why.items()}
+        return NoWorker(f"no decode worker of role {role!r} was", self._queue_s, reasons)
+
+    def _serve_all(self) -> None:
+        for role in self._lines:
+            self._serve(role)
+
+    def _serve(self, role: str) -> None:
+        """Let in from the head of the line whoever has room."""
+        line = self._lines[role]
+        while line:
+            try:
+                # A worker may have come back with fewer blocks.
+                self._require_fit(line[0])
+            except RouterError as error:
+                line.popleft().granted.set_exception(error)
+                continue
+            places = self._found(line[0])
+            if places is None:
+                return
+            for place in places:
+                self._take(place)
+            line.popleft().granted.set_result(places)
+
+    def _found(self, waiting: _Waiting) -> list[Reserved] | None:
+        """A free place for every need, or None. The fewest answers decide, then the last worker.
+
+        The needs of one call are never taken to exceed a whole worker: an idle one takes any call,
+        whose sequences it then runs one after the other.
+        """
+        replicas = self._placement.decode[waiting.ask.role]
+        available = [worker for worker in replicas if self._health.available(worker.id)]
+        ready = [worker for worker in available if worker.id != waiting.avoid] or available
+        asked: Counter[str] = Counter()
+        answers: Counter[str] = Counter()
+        places = []
+        for need in waiting.needs:
+            fitting = []
+            for worker in ready:
+                capacity = self._capacity(worker)
+                total = asked[worker.id] + self._blocks(need, worker)
+                if (
+                    self._blocks(need, worker, least=True) <= capacity
+                    and self.reserved[worker.id] + min(total, capacity) <= capacity
+                ):
+                    fitting.append(worker)
+            if not fitting:
+                return None
+            worker = min(
+                fitting,
+                key=lambda w: (
+                    self._placement.decoding[w.id] + answers[w.id],
+                    w.id != waiting.last,
+                ),
+            )
+            capacity = self._capacity(worker)
+            before = min(asked[worker.id], capacity)
+            asked[worker.id] += self._blocks(need, worker)
+            answers[worker.id] += 1
+            places.append(Reserved(worker, min(asked[worker.id], capacity) - before))
+        return places
+
+    def _take(self, place: Reserved) -> None:
+        self._held.add(place)
+        self._placement.decoding[place.worker.id] += 1
+        self._count(place.worker, place.blocks)
+
+    def _give_back(self, place: Reserved) -> None:
+        """Once: later calls for the same place do nothing."""
+        if place not in self._held:
+            return
+        self._held.remove(place)
+        self._placement.decoding[place.worker.id] -= 1
+        self._count(place.worker, -place.blocks)
+        self._serve(place.worker.role or "")
+
+    def _count(self, worker: WorkerEndpoint, blocks: int) -> None:
+        self.reserved[worker.id] += blocks
+        self._metrics.reserved(worker.id, self.reserved[worker.id])
+
+    def _need(self, ask: Ask, prompt: Prompt, generated: int = 0) -> _Need:
+        room = self._max_model_len - len(prompt.ids)
+        if ask.max_tokens is not None:
+            return _Need(len(prompt.ids), ask.max_tokens, least=ask.max_tokens)
+        likely = min(room, generated + self._reserve_tokens)
+        return _Need(len(prompt.ids), likely, least=min(room, generated + 1))
+
+    def _capacity(self, worker: WorkerEndpoint) -> int:
+        """KV blocks of `worker` that requests can have. vLLM keeps one for itself."""
+        facts = self._health.facts[worker.id]
+        known = facts.num_blocks and facts.block_size
+        return facts.num_blocks - 1 if known else _UNLIMITED
+
+    def _blocks(self, need: _Need, worker: WorkerEndpoint, *, least: bool = False) -> int:
+        size = self._health.facts[worker.id].block_size
+        tokens = need.prompt + (need.least if least else need.answer)
+        return -(-tokens // size) if size else 0
+
+    def _require_fit(self, waiting: _Waiting) -> None:
+        """Raise RouterError(400) if a need exceeds every replica, also those away just now."""
+        replicas = self._placement.decode[waiting.ask.role]
+        largest = max(
+            replicas, key=lambda w: self._capacity(w) * (self._health.facts[w.id].block_size or 1)
+        )
+        capacity = self._capacity(largest)
+        for need in waiting.needs:
+            needed = self._blocks(need, largest, least=True)
+            if needed <= capacity:
+                continue
+            ask = waiting.ask
+            alone = self._blocks(_Need(need.prompt, 1, 1), largest)
+            field = "messages" if ask.kind == "chat" else "prompt"
+            raise never_fits(
+                ask.role,
+                prompt_tokens=need.prompt,
+                new_tokens=need.least,
+                needed=needed,
+                blocks=capacity,
+                param=field if alone > capacity else ask.max_tokens_field,
+            )

@@ -17,14 +17,17 @@ from prefillshare_server.config import Cluster
 from prefillshare_server.errors import ConfigError, Problem
 from prefillshare_server.models import checkpoint
 from prefillshare_server.models.layout import Layout
+from prefillshare_server.router.admission import Admission
 from prefillshare_server.router.ask import Kind, parse
 from prefillshare_server.router.decode import Decode
-from prefillshare_server.router.errors import RouterError, unknown_session
+from prefillshare_server.router.errors import RouterError, body_too_large, unknown_session
+from prefillshare_server.router.health import Health
 from prefillshare_server.router.metrics import Metrics
 from prefillshare_server.router.parts import Router
 from prefillshare_server.router.placement import Placement
 from prefillshare_server.router.prefill import Prefill
 from prefillshare_server.router.prompt import Prompts
+from prefillshare_server.router.recovery import Recovery
 from prefillshare_server.router.respond import JSON, CallResponse, error_response
 from prefillshare_server.router.sessions import Sessions
 from prefillshare_server.router.tokens import Tokens
@@ -46,14 +49,13 @@ def create_app(cluster: Cluster, workers: Sequence[WorkerEndpoint], base_dir: Pa
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        async with router.workers:
+        async with router.workers, router.health:
             sweeping = asyncio.create_task(_sweep(router.sessions))
             try:
                 yield
             finally:
                 sweeping.cancel()
                 await router.prefill.close()
-                await router.decode.close()
 
     app = Starlette(
         routes=[
@@ -62,6 +64,9 @@ def create_app(cluster: Cluster, workers: Sequence[WorkerEndpoint], base_dir: Pa
             Route("/v1/models", api.models),
             Route("/v1/sessions/{id:path}", api.session, methods=["GET"]),
             Route("/v1/sessions/{id:path}", api.end_session, methods=["DELETE"]),
+            Route("/v1/workers", api.workers),
+            Route("/v1/workers/{id}/drain", api.drain, methods=["POST"]),
+            Route("/v1/workers/{id}/drain", api.undrain, methods=["DELETE"]),
             Route("/health", api.health),
             Route("/live", api.live),
             Route("/metrics", api.metrics),
@@ -78,7 +83,11 @@ def _router(
 ) -> Router:
     metrics = Metrics()
     sessions = Sessions(cluster.router.session_ttl_s)
-    placement = Placement(workers, sessions.pinned, affinity=cluster.router.affinity)
+    client = Workers()
+    health = Health(client, workers, metrics, clock_skew_s=cluster.kv.clock_skew_s)
+    placement = Placement(
+        workers, sessions.pinned, available=health.available, affinity=cluster.router.affinity
+    )
     if not placement.prefill or not placement.decode:
         raise ConfigError(
             Problem(
@@ -89,31 +98,37 @@ def _router(
             )
         )
     metrics.watch_pins(sessions.pinned.total)
-    client = Workers()
     tokens = Tokens(base_dir)
     layout = Layout.for_model(base_dir, cluster.layout)
-    decode = Decode(
-        client,
+    admission = Admission(
+        placement,
+        health,
         metrics,
-        cluster.timeouts,
+        queue_s=cluster.timeouts.queue_s,
+        reserve_tokens=cluster.kv.reserve_tokens,
         max_model_len=max_model_len,
-        unreachable=placement.unreachable,
     )
+    prefill = Prefill(
+        client,
+        health,
+        placement,
+        sessions,
+        metrics,
+        timeout_s=cluster.timeouts.prefill_s,
+        queue_s=cluster.timeouts.queue_s,
+    )
+    decode = Decode(client, health, metrics, cluster.timeouts, max_model_len=max_model_len)
     return Router(
         workers=client,
         sessions=sessions,
         tokens=tokens,
         prompts=Prompts(layout, tokens, max_model_len=max_model_len),
+        health=health,
         placement=placement,
-        prefill=Prefill(
-            client,
-            placement,
-            sessions,
-            metrics,
-            timeout_s=cluster.timeouts.prefill_s,
-            release=decode.release,
-        ),
+        admission=admission,
+        prefill=prefill,
         decode=decode,
+        recovery=Recovery(admission, prefill, decode, metrics),
         metrics=metrics,
     )
 
@@ -129,6 +144,7 @@ class _Api:
         max_model_len: int,
     ) -> None:
         self._base_name = cluster.base.name
+        self._max_body_mb = cluster.router.max_body_mb
         self._workers = workers
         self._router = router
         self._max_model_len = max_model_len
@@ -142,7 +158,7 @@ class _Api:
 
     async def _call(self, kind: Kind, request: Request) -> Response:
         try:
-            body = await request.body()
+            body = await _body(request, self._max_body_mb)
         except ClientDisconnect:
             return Response(status_code=400)  # Nobody reads it.
         ask = parse(
@@ -181,6 +197,41 @@ class _Api:
             raise unknown_session(session_id)
         return JSON({"id": session_id, "object": "prefillshare.session.deleted", "deleted": True})
 
+    async def workers(self, _: Request) -> Response:
+        data = [self._worker(worker) for worker in self._workers]
+        return JSON({"object": "list", "data": data})
+
+    async def drain(self, request: Request) -> Response:
+        """Give a worker nothing new; it may be stopped once its `in_flight` is 0."""
+        self._router.health.drain(request.path_params["id"])
+        return self._one_worker(request)
+
+    async def undrain(self, request: Request) -> Response:
+        self._router.health.undrain(request.path_params["id"])
+        return self._one_worker(request)
+
+    def _one_worker(self, request: Request) -> Response:
+        [worker] = [each for each in self._workers if each.id == request.path_params["id"]]
+        return JSON(self._worker(worker))
+
+    def _worker(self, worker: WorkerEndpoint) -> dict[str, Any]:
+        router = self._router
+        if worker.phase == "prefill":
+            in_flight = router.prefill.in_hand(worker.id)
+        else:
+            in_flight = router.placement.decoding[worker.id]
+        return {
+            "id": worker.id,
+            "object": "prefillshare.worker",
+            "phase": worker.phase,
+            "role": worker.role,
+            "state": router.health.state(worker.id),
+            "reason": router.health.why_not(worker.id),
+            "in_flight": in_flight,
+            "reserved_blocks": router.admission.reserved[worker.id],
+            "blocks": router.health.facts[worker.id].num_blocks,
+        }
+
     async def health(self, _: Request) -> Response:
         """200 while every worker answers."""
         states = await asyncio.gather(*map(self._state, self._workers))
@@ -212,6 +263,15 @@ class _Api:
         return Response(
             self._router.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8"
         )
+
+
+async def _body(request: Request, limit_mb: int) -> bytes:
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > limit_mb * 2**20:
+            raise body_too_large(limit_mb)
+    return bytes(body)
 
 
 async def _sweep(sessions: Sessions) -> None:

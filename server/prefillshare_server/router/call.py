@@ -5,7 +5,6 @@ from contextlib import aclosing
 from functools import partial
 
 from prefillshare_server.router.account import Account, Head
-from prefillshare_server.router.admission import admitted
 from prefillshare_server.router.ask import Ask
 from prefillshare_server.router.fanout import Answer, merged
 from prefillshare_server.router.parts import Router
@@ -19,12 +18,12 @@ async def call(router: Router, ask: Ask) -> AsyncGenerator[Head | Answer, None]:
     """
     with router.sessions.opened(ask.who) as session:  # 1. who: session, pin
         prompts = await router.prompts.tokens(ask, session)  # 2. tokens: rendered once
-        with admitted(router.placement, ask, session, prompts) as readers:  # 3. admit
-            router.metrics.admitted(ask.started_at)
+        router.metrics.tokenised(ask.started_at)
+        async with router.admission.admitted(ask, session, prompts) as readers:  # 3. admit
             async with router.prefill.handoffs(ask, session, readers) as handoffs:  # 4. prefill
                 account = Account(router, ask, session, handoffs)
                 yield account.head()
-                decode = partial(router.decode.answers, ask)
+                decode = partial(router.recovery.answers, ask, session)
                 async with aclosing(merged(handoffs, decode)) as answers:  # 5. handoff, 6. decode
                     async for handoff, answer in answers:
                         for part in account.take(handoff, answer):

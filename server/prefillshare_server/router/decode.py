@@ -2,10 +2,10 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, aclosing
-from dataclasses import dataclass, fields
-from typing import Any, NoReturn
+from dataclasses import fields
+from typing import Any
 
 from prefillshare_server.config import Timeouts
 from prefillshare_server.router import sse
@@ -14,15 +14,16 @@ from prefillshare_server.router.errors import (
     RouterError,
     WorkerBrokeOff,
     WorkerRefused,
+    WorkerSilent,
     WorkerUnreachable,
     decode_aborted,
     timed_out,
     worker_failed,
 )
 from prefillshare_server.router.fanout import Answer
-from prefillshare_server.router.handoff import Handoff
+from prefillshare_server.router.handoff import Handoff, WorkerAccount
+from prefillshare_server.router.health import Health
 from prefillshare_server.router.metrics import Metrics
-from prefillshare_server.router.topology import WorkerEndpoint
 from prefillshare_server.router.workers import Workers
 
 logger = logging.getLogger(__name__)
@@ -34,6 +35,7 @@ _OURS = frozenset(
         "base_kv_mismatch",
         "base_kv_missing",
         "base_kv_unusable",
+        "generated_ids_invalid",
         "handoff_taken",
         "one_answer_per_handoff",
         "prompt_mismatch",
@@ -42,21 +44,31 @@ _OURS = frozenset(
 """Refusals of a decode worker that no client can have caused."""
 
 _ACCOUNT_S = 2.0
-_RELEASE_S = 10.0
 
 _EVENT_MARK = "prefillshare:"
 """Prefix of a decode worker's stop_reason when it gave the call up."""
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerAccount:
-    """A decode worker's account of one call; None where it gave none."""
+class Interrupted(Exception):
+    """An answer broke off that can go on from a new handoff."""
 
-    base_tokens_received: int | None = None
-    base_tokens_reused: int | None = None
-    prompt_tokens_computed: int | None = None
-    handoff_bytes: int | None = None
-    event: str | None = None
+    def __init__(
+        self,
+        error: RouterError,
+        *,
+        partial: Answer | None = None,
+        lost: bool = False,
+        silent: bool = False,
+    ) -> None:
+        super().__init__(str(error))
+        self.error = error
+        """What the client gets if the answer does not go on."""
+        self.partial = partial
+        """The whole answer up to here, of a call that is not streamed."""
+        self.lost = lost
+        """The worker did not end the call itself: it may be dead, or still at it."""
+        self.silent = silent
+        """The worker took too long."""
 
 
 class Decode:
@@ -65,29 +77,31 @@ class Decode:
     def __init__(
         self,
         workers: Workers,
+        health: Health,
         metrics: Metrics,
         timeouts: Timeouts,
         *,
         max_model_len: int,
-        unreachable: Callable[[WorkerEndpoint], None],
     ) -> None:
         self._workers = workers
-        self._unreachable = unreachable
-        """Told of a worker that could not be reached, so that others are preferred for a while."""
+        self._health = health
         self._metrics = metrics
         self._timeouts = timeouts
         self._max_model_len = max_model_len
-        self._releasing: set[asyncio.Task[None]] = set()
         self.patience_s_per_token = 1.0
         """For a whole answer, on top of the first token: it cannot be watched token by token."""
 
-    async def answers(self, ask: Ask, handoff: Handoff) -> AsyncGenerator[Answer, None]:
+    async def answers(
+        self, ask: Ask, handoff: Handoff, generated: Sequence[int] = ()
+    ) -> AsyncGenerator[Answer, None]:
         """Yield the worker's answer: chunks as they come for a stream, else the whole as one.
 
-        Closing the generator aborts the request at the worker. Raises RouterError if the worker
-        refuses, fails, falls silent, or gives the call up.
+        The answer begins with `generated`, which earlier attempts had brought it to. Closing the
+        generator aborts the request at the worker. Raises Interrupted where another attempt can go
+        on, and RouterError where the request itself is refused.
         """
-        body = self._body(ask, handoff)
+        worker = handoff.worker
+        body = self._body(ask, handoff, generated)
         run = self._chunks if ask.stream else self._whole
         source = run(ask, handoff, body)
         finished = False
@@ -97,77 +111,57 @@ class Decode:
             async for answer in source:
                 for choice in answer.get("choices") or ():
                     if choice.get("finish_reason") == "abort":
-                        self._gave_up(handoff, choice.get("stop_reason"))
+                        partial = None if ask.stream else answer
+                        raise self._gave_up(handoff, choice.get("stop_reason"), partial)
                     finished = finished or choice.get("finish_reason") is not None
                 yield answer
         except WorkerRefused as error:
             handoff.taken = isinstance(error, WorkerBrokeOff)
-            self._classify(error, handoff)
-        except WorkerUnreachable:
-            self._unreachable(handoff.reader.worker)
-            raise
+            raise self._classified(error, handoff) from error
+        except (WorkerUnreachable, WorkerSilent) as error:
+            handoff.taken = not (isinstance(error, WorkerUnreachable) and not error.sent)
+            self._health.failed(worker, error)
+            if not finished:
+                raise self._lost(error, handoff) from error
+            # Only the usage is missing, which the router counts as well.
         finally:
             await source.aclose()
         if not finished:
             # vLLM drops the last chunk of a stream that ends before its first token.
             account = await self.account(handoff)
-            self._gave_up(handoff, account.event and _EVENT_MARK + account.event)
+            raise self._gave_up(handoff, account.event and _EVENT_MARK + account.event, None)
+        self._health.succeeded(worker)
 
     async def account(self, handoff: Handoff) -> WorkerAccount:
         """The worker's own account of a finished call. Reading removes it there."""
-        reader = handoff.reader
+        if handoff.lost:
+            return WorkerAccount()
+        worker = handoff.worker
         try:
             found = await self._workers.json(
                 "GET",
-                reader.worker,
-                f"/prefillshare/calls/{reader.request_id}",
+                worker,
+                f"/prefillshare/calls/{handoff.request_id}",
                 phase="decode",
                 timeout_s=_ACCOUNT_S,
             )
         except RouterError as error:
-            logger.warning("no account of a call from %s: %s", reader.worker.id, error)
+            logger.warning("no account of a call from %s: %s", worker.id, error)
             return WorkerAccount()
         return WorkerAccount(**{f.name: found.get(f.name) for f in fields(WorkerAccount)})
 
-    def release(self, handoff: Handoff) -> None:
-        """Give back, in the background, a lease that no decode worker took.
-
-        A decode worker passes it on, since only readers can tell a prefill worker. If that fails,
-        the lease ends by itself.
-        """
-        task = asyncio.create_task(self._release(handoff))
-        self._releasing.add(task)
-        task.add_done_callback(self._releasing.discard)
-
-    async def close(self) -> None:
-        """Wait for releases under way."""
-        await asyncio.gather(*self._releasing)
-
-    async def _release(self, handoff: Handoff) -> None:
-        try:
-            async with (
-                asyncio.timeout(_RELEASE_S),
-                self._workers.request(
-                    "POST",
-                    handoff.reader.worker,
-                    "/prefillshare/release",
-                    phase="decode",
-                    body={"kv_transfer_params": handoff.params},
-                ),
-            ):
-                return
-        except (RouterError, TimeoutError) as error:
-            logger.warning("a lease on %s is left to end: %s", handoff.placed.worker.id, error)
-
-    def _body(self, ask: Ask, handoff: Handoff) -> dict[str, Any]:
+    def _body(self, ask: Ask, handoff: Handoff, generated: Sequence[int]) -> dict[str, Any]:
         reader = handoff.reader
         body = {
             **ask.body,
-            "model": reader.worker.model,
+            "model": handoff.worker.model,
             "n": 1,
             "return_token_ids": True,
             "kv_transfer_params": dict(handoff.params),
         }
+        if generated:
+            ours = {**handoff.params["prefillshare"], "generated_ids": generated}
+            body["kv_transfer_params"]["prefillshare"] = ours
         body.pop("best_of", None)
         if ask.kind == "chat":
             body["kv_transfer_params"]["prompt_token_ids"] = reader.prompt.ids
@@ -186,7 +180,7 @@ class Decode:
     async def _chunks(
         self, ask: Ask, handoff: Handoff, body: dict[str, Any]
     ) -> AsyncGenerator[Answer, None]:
-        worker, first_s = handoff.reader.worker, self._timeouts.first_token_s
+        worker, first_s = handoff.worker, self._timeouts.first_token_s
         started = generating = False
         async with AsyncExitStack() as stack:
             try:
@@ -198,7 +192,7 @@ class Decode:
                             _PATHS[ask.kind],
                             phase="decode",
                             body=body,
-                            request_id=handoff.reader.request_id,
+                            request_id=handoff.request_id,
                         )
                     )
                 decoding = sse.decode(
@@ -221,38 +215,54 @@ class Decode:
                         "idle_stream", worker.id, self._timeouts.idle_stream_s
                     ) from None
                 raise timed_out("first_token", worker.id, first_s) from None
+            except ValueError as error:
+                raise WorkerUnreachable(worker.id, "decode", f"its stream broke: {error}") from None
 
     async def _whole(
         self, ask: Ask, handoff: Handoff, body: dict[str, Any]
     ) -> AsyncGenerator[Answer, None]:
-        reader = handoff.reader
-        room = self._max_model_len - len(reader.prompt.ids)
+        room = self._max_model_len - len(handoff.reader.prompt.ids)
         most = min(ask.max_tokens or room, room)
         answer = await self._workers.json(
             "POST",
-            reader.worker,
+            handoff.worker,
             _PATHS[ask.kind],
             phase="decode",
             timeout_s=self._timeouts.first_token_s + self.patience_s_per_token * most,
             body=body,
-            request_id=reader.request_id,
+            request_id=handoff.request_id,
         )
         yield answer
 
-    def _gave_up(self, handoff: Handoff, stop_reason: object) -> NoReturn:
+    def _gave_up(
+        self, handoff: Handoff, stop_reason: object, partial: Answer | None
+    ) -> Interrupted:
+        """The worker ended the call rather than compute prompt KV itself."""
         event = str(stop_reason or "").removeprefix(_EVENT_MARK) or None
-        error = decode_aborted(handoff.reader.worker.id, event)
+        error = decode_aborted(handoff.worker.id, event)
         self._metrics.decode_gave_up(handoff, error.code or "")
-        raise error
+        if event in ("kv_load_failed", "handoff_timeout"):
+            self._health.failed(handoff.placed.worker, error)
+        if event in ("kv_load_failed", "lease_expired"):
+            handoff.taken = False  # It does not read, and did not tell the prefill worker so.
+        return Interrupted(error, partial=partial)
 
-    def _classify(self, error: WorkerRefused, handoff: Handoff) -> NoReturn:
-        """Pass on what the client got wrong; say which worker failed otherwise."""
+    def _lost(self, error: RouterError, handoff: Handoff) -> Interrupted:
+        handoff.lost = True
+        return Interrupted(error, lost=True, silent=error.status == 504)
+
+    def _classified(self, error: WorkerRefused, handoff: Handoff) -> Exception:
+        """What the client got wrong is passed on; where the worker failed, another may do."""
         if error.code == "lease_expired":
-            self._gave_up(handoff, error.code)
-        if error.status >= 500 or error.code in _OURS:
-            self._metrics.handoff_failed(error.code or "decode_failed")
-            raise worker_failed(error, handoff.reader.worker.id, "decode") from error
-        raise error
+            return self._gave_up(handoff, error.code, None)
+        if error.status < 500 and error.code not in _OURS:
+            return error
+        self._metrics.handoff_failed(error.code or "decode_failed")
+        failed = worker_failed(error, handoff.worker.id, "decode")
+        if error.status < 500:
+            return failed
+        self._health.failed(handoff.worker, failed)
+        return self._lost(failed, handoff)
 
 
 def _status(error: object) -> int:

@@ -3,7 +3,10 @@
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
-Phase = Literal["prefill", "decode", "first_token", "idle_stream"]
+Phase = Literal["queue", "prefill", "decode", "first_token", "idle_stream"]
+
+RETRY_AFTER_S = 5
+"""What a client is told to wait where no worker was free: the longest pause of a probe."""
 
 
 class RouterError(Exception):
@@ -64,7 +67,7 @@ class WorkerBrokeOff(WorkerRefused):
 class WorkerUnreachable(RouterError):
     """A worker refused the connection or dropped it."""
 
-    def __init__(self, worker: str, phase: Phase, reason: object) -> None:
+    def __init__(self, worker: str, phase: Phase, reason: object, *, sent: bool = True) -> None:
         super().__init__(
             503,
             f"worker {worker} could not be reached for {phase} ({reason}); try again, "
@@ -72,11 +75,43 @@ class WorkerUnreachable(RouterError):
             type="server_error",
             code="worker_unreachable",
         )
+        self.reason = str(reason)
+        self.sent = sent
+        """The worker may have got the request; False if there was no connection to send it on."""
+
+
+class WorkerSilent(RouterError):
+    """A worker took longer than the phase's timeout."""
+
+
+class NoWorker(RouterError):
+    """No worker of a kind was available in time. `what` says so, `why` says what keeps each."""
+
+    def __init__(self, what: str, seconds: float, why: Mapping[str, str]) -> None:
+        states = "; ".join(f"{worker}: {reason}" for worker, reason in why.items())
+        super().__init__(
+            503,
+            f"{what} available within {seconds:g} s ({states}); try again later, and look at the "
+            "worker's log if it stays away",
+            type="server_error",
+            code="no_worker",
+            headers={"Retry-After": str(RETRY_AFTER_S)},
+        )
 
 
 def bad_request(message: str, param: str | None, code: str = "invalid_value") -> RouterError:
     """400: the client has to change the request."""
     return RouterError(400, message, type="invalid_request_error", code=code, param=param)
+
+
+def body_too_large(limit_mb: int) -> RouterError:
+    """413: more bytes than the router reads."""
+    return RouterError(
+        413,
+        f"the request body is larger than {limit_mb} MiB; send less, or raise router.max_body_mb",
+        type="invalid_request_error",
+        code="request_too_large",
+    )
 
 
 def unknown_role(name: str, roles: Iterable[str]) -> RouterError:
@@ -123,14 +158,50 @@ def unknown_session(session_id: str) -> RouterError:
     )
 
 
-def timed_out(phase: Phase, worker: str, seconds: float) -> RouterError:
+def timed_out(phase: Phase, worker: str, seconds: float) -> WorkerSilent:
     """504: a worker was silent for too long."""
-    return RouterError(
+    return WorkerSilent(
         504,
         f"no answer from worker {worker} within {seconds:g} s (phase: {phase}); raise "
         f"timeouts.{phase if phase != 'decode' else 'first_token'}_s if the worker is only slow",
         type="server_error",
         code=f"{phase}_timeout",
+    )
+
+
+def queue_timeout(role: str, seconds: float) -> RouterError:
+    """504: the role's decode workers had no room for the call in time."""
+    return RouterError(
+        504,
+        f"no decode worker of role {role!r} had room for this call within {seconds:g} s (phase: "
+        "queue); try again, ask for fewer tokens, or raise timeouts.queue_s, kv.blocks or "
+        f"roles.{role}.replicas",
+        type="server_error",
+        code="queue_timeout",
+        headers={"Retry-After": str(RETRY_AFTER_S)},
+    )
+
+
+def never_fits(
+    role: str, *, prompt_tokens: int, new_tokens: int, needed: int, blocks: int, param: str
+) -> RouterError:
+    """400: the prompt and the tokens asked for exceed every KV cache of the role."""
+    return bad_request(
+        f"the prompt has {prompt_tokens} tokens and at least {new_tokens} more were asked for: "
+        f"that takes {needed} KV blocks, but a decode worker of role {role!r} has {blocks}; "
+        "shorten the prompt, ask for fewer tokens, or raise kv.blocks",
+        param,
+        code="context_length_exceeded",
+    )
+
+
+def unknown_worker(worker_id: str, workers: Iterable[str]) -> RouterError:
+    """404: no worker of this id."""
+    return RouterError(
+        404,
+        f"no worker {worker_id!r}; workers of this cluster: {', '.join(workers)}",
+        type="invalid_request_error",
+        code="worker_not_found",
     )
 
 
@@ -148,6 +219,7 @@ def handoff_missing(worker: str) -> RouterError:
 _ABORTS = {
     "preempted": ("decode_preempted", "was preempted, out of KV blocks"),
     "kv_load_failed": ("kv_load_failed", "could not load the prompt's KV"),
+    "handoff_timeout": ("handoff_timeout", "did not get the prompt's KV in time"),
     "lease_expired": ("lease_expired", "got the prompt's KV after its lease had ended"),
 }
 
@@ -157,6 +229,17 @@ def decode_aborted(worker: str, event: str | None) -> RouterError:
     code, what = _ABORTS.get(event or "", ("decode_aborted", "ended the call without an answer"))
     return RouterError(
         503, f"decode worker {worker} {what}; try again", type="server_error", code=code
+    )
+
+
+def resume_mismatch(what: str) -> RouterError:
+    """502: a resumed answer is not the one that broke off, so it was not continued."""
+    return RouterError(
+        502,
+        f"the answer broke off and its continuation does not begin as it did ({what}); nothing "
+        "wrong was sent on; try again",
+        type="server_error",
+        code="resume_mismatch",
     )
 
 

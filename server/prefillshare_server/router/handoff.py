@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from prefillshare_server.router.ledger import Break, Piece
-from prefillshare_server.router.placement import Placed
+from prefillshare_server.router.placement import Placed, Reserved
 from prefillshare_server.router.topology import WorkerEndpoint
 
 
@@ -41,7 +41,7 @@ class Prompt:
         return self.ids[self.context_tokens :]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Reader:
     """One sequence to decode: one of the n choices for one prompt."""
 
@@ -50,14 +50,18 @@ class Reader:
     choice: int
     """Of the choice among those for the same prompt."""
     prompt: Prompt
-    worker: WorkerEndpoint
-    request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
-    """X-Request-Id at the workers. Fresh, since workers want unique ids."""
+    place: Reserved
+    """Room on a decode worker; changes when the answer is resumed elsewhere."""
+
+    @property
+    def worker(self) -> WorkerEndpoint:
+        """The decode worker that reads for it now."""
+        return self.place.worker
 
 
 @dataclass(slots=True, eq=False)
 class Handoff:
-    """KV of a prompt, leased on a prefill worker, for exactly one reader."""
+    """KV of a prompt, leased on a prefill worker, for exactly one request to a decode worker."""
 
     reader: Reader
     placed: Placed
@@ -65,12 +69,35 @@ class Handoff:
     """`kv_transfer_params` of the prefill worker's answer."""
     cached_tokens: int
     """Prompt tokens the prefill worker found in its prefix cache."""
+    worker: WorkerEndpoint = field(init=False)
+    """The decode worker it is for; the reader may move on to another."""
+    request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    """X-Request-Id of this attempt at both workers. Fresh, since workers want unique ids."""
     context_end: Piece | None = None
     """Where the ledger keeps the context."""
     taken: bool = False
     """A decode worker has the request and answers for the lease."""
+    lost: bool = False
+    """That worker did not end the request itself."""
+    later: list["Handoff"] = field(default_factory=list)
+    """Handoffs of the same prompt that followed to resume the answer, in order."""
+
+    def __post_init__(self) -> None:
+        self.worker = self.reader.worker
 
     @property
     def computed_tokens(self) -> int:
         """Prompt tokens the prefill worker computed."""
         return len(self.reader.prompt.ids) - self.cached_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerAccount:
+    """A decode worker's account of one attempt; None where it gave none."""
+
+    base_tokens_received: int | None = None
+    base_tokens_reused: int | None = None
+    prompt_tokens_computed: int | None = None
+    generated_tokens_recomputed: int | None = None
+    handoff_bytes: int | None = None
+    event: str | None = None

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from prefillshare_server.router.handoff import Handoff
+from prefillshare_server.router.handoff import Handoff, WorkerAccount
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _OVERHEAD = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5)
@@ -23,7 +23,7 @@ class Metrics:
         )
         self._overhead = self._histogram(
             "router_overhead_seconds",
-            "From the received request to its first worker call: render, tokenise, place.",
+            "From the received request to its token ids; waiting for room comes after it.",
             _OVERHEAD,
         )
         self._ttft = self._histogram(
@@ -49,6 +49,20 @@ class Metrics:
         )
         self._pending = self._gauge("kv_pending_handoffs", "KV leases in hand now.")
         self._lease_expired = self._counter("kv_lease_expired", "Handoffs read too late.")
+        self._base_received = self._counter(
+            "decode_base_tokens_received", "Prompt tokens whose base KV was moved.", "worker"
+        )
+        self._base_reused = self._counter(
+            "decode_base_tokens_reused", "Prompt tokens whose base KV was there already.", "worker"
+        )
+        self._own_prompt = self._counter(
+            "decode_prompt_tokens_computed",
+            "Prompt tokens that decoders computed: the last one of each call and attempt.",
+            "worker",
+        )
+        self._resumes = self._counter(
+            "resumes", "Answers that broke off and were continued.", "reason"
+        )
         self._local_prefill = self._counter(
             "decode_local_prefill_tokens",
             "Prompt tokens besides the last that decoders computed. Anything but 0 is a defect.",
@@ -69,6 +83,17 @@ class Metrics:
         self._stream_errors = self._counter(
             "stream_errors", "Streams that ended in an error event.", "reason"
         )
+        self._up = self._gauge("worker_up", "0 while a worker is passed over.", "worker")
+        self._opened = self._counter(
+            "circuit_opened", "How often a worker began to be passed over.", "worker"
+        )
+        self._reserved = self._gauge(
+            "decode_reserved_blocks", "KV blocks reserved for running answers.", "worker"
+        )
+        self._queued = self._gauge("queued_calls", "Calls that wait for room.", "role")
+        self._queue = self._histogram(
+            "queue_seconds", "How long calls waited for room on a decode worker.", _SECONDS
+        )
         self._pins = self._gauge("session_pins", "Sessions pinned to a prefill worker.")
 
     def render(self) -> bytes:
@@ -84,8 +109,8 @@ class Metrics:
         self._requests.labels(model, result).inc()
         self._duration.labels(model).observe(seconds)
 
-    def admitted(self, started_at: float) -> None:
-        """A call that came in at `started_at` (perf_counter) goes to its first worker now."""
+    def tokenised(self, started_at: float) -> None:
+        """A call that came in at `started_at` (perf_counter) has its token ids now."""
         self._overhead.observe(time.perf_counter() - started_at)
 
     def first_chunk(self, model: str, seconds: float) -> None:
@@ -123,8 +148,10 @@ class Metrics:
     def placed(self, affinity: str) -> None:
         """A call got its prefill worker."""
         self._affinity.labels(affinity).inc()
-        if affinity == "rebound":
-            self._rebinds.labels("worker_unreachable").inc()
+
+    def rebound(self, reason: str) -> None:
+        """A session was pinned to another worker; `reason` says what was with the first one."""
+        self._rebinds.labels(reason).inc()
 
     def switched(self, before: str, after: str) -> None:
         """A session changed its role."""
@@ -134,17 +161,25 @@ class Metrics:
         """A context did not extend its session's."""
         self._breaks.labels(model).inc()
 
-    def decoded(self, handoff: Handoff, moved: int, own_prompt_tokens: int) -> None:
-        """A decode worker's account of a finished call."""
-        worker = handoff.reader.worker
-        self._handoff_bytes.labels(worker.role or "", worker.id).inc(moved)
-        self._local_prefill.labels(worker.id).inc(max(own_prompt_tokens - 1, 0))
+    def decoded(self, handoff: Handoff, account: WorkerAccount) -> None:
+        """A decode worker's account of an attempt that ended."""
+        worker = handoff.worker
+        own = account.prompt_tokens_computed or 0
+        self._handoff_bytes.labels(worker.role or "", worker.id).inc(account.handoff_bytes or 0)
+        self._base_received.labels(worker.id).inc(account.base_tokens_received or 0)
+        self._base_reused.labels(worker.id).inc(account.base_tokens_reused or 0)
+        self._own_prompt.labels(worker.id).inc(own)
+        self._local_prefill.labels(worker.id).inc(max(own - 1, 0))
+
+    def resumed(self, reason: str) -> None:
+        """An answer goes on that broke off; `reason` is the code of the error it would be."""
+        self._resumes.labels(reason).inc()
 
     def decode_gave_up(self, handoff: Handoff, code: str) -> None:
         """A decode worker ended a call; `code` is the error's."""
         self._handoff_failures.labels(code).inc()
         if code == "decode_preempted":
-            self._preemptions.labels(handoff.reader.worker.id).inc()
+            self._preemptions.labels(handoff.worker.id).inc()
         if code == "lease_expired":
             self._lease_expired.inc()
 
@@ -153,8 +188,31 @@ class Metrics:
         self._handoff_failures.labels(code).inc()
 
     def retried(self, phase: str) -> None:
-        """A worker call is repeated on another worker."""
+        """A worker call that failed is repeated."""
         self._retries.labels(phase).inc()
+
+    def worker_up(self, worker: str, up: bool) -> None:
+        """Whether `worker` gets calls, as far as its health goes."""
+        self._up.labels(worker).set(up)
+
+    def circuit_opened(self, worker: str) -> None:
+        """`worker` is passed over from now on."""
+        self._opened.labels(worker).inc()
+
+    def reserved(self, worker: str, blocks: int) -> None:
+        """So many KV blocks of `worker` are reserved now."""
+        self._reserved.labels(worker).set(blocks)
+
+    @contextmanager
+    def queued(self, role: str) -> Iterator[None]:
+        """Count a call as waiting for room while the block runs, and time it."""
+        start = time.perf_counter()
+        self._queued.labels(role).inc()
+        try:
+            yield
+        finally:
+            self._queued.labels(role).dec()
+            self._queue.observe(time.perf_counter() - start)
 
     def stream_failed(self, code: str) -> None:
         """A stream that had begun ended in an error event."""
@@ -163,8 +221,8 @@ class Metrics:
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"prefillshare_{name}", text, labels, registry=self._registry)
 
-    def _gauge(self, name: str, text: str) -> Gauge:
-        return Gauge(f"prefillshare_{name}", text, registry=self._registry)
+    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        return Gauge(f"prefillshare_{name}", text, labels, registry=self._registry)
 
     def _histogram(
         self, name: str, text: str, buckets: tuple[float, ...], *labels: str

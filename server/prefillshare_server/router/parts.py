@@ -2,11 +2,14 @@
 
 from dataclasses import dataclass
 
+from prefillshare_server.router.admission import Admission
 from prefillshare_server.router.decode import Decode
+from prefillshare_server.router.health import Health
 from prefillshare_server.router.metrics import Metrics
 from prefillshare_server.router.placement import Placement
 from prefillshare_server.router.prefill import Prefill
 from prefillshare_server.router.prompt import Prompts
+from prefillshare_server.router.recovery import Recovery
 from prefillshare_server.router.sessions import Sessions
 from prefillshare_server.router.tokens import Tokens
 from prefillshare_server.router.workers import Workers
@@ -20,7 +23,10 @@ class Router:
     sessions: Sessions
     tokens: Tokens
     prompts: Prompts
+    health: Health
     placement: Placement
+    admission: Admission
     prefill: Prefill
     decode: Decode
+    recovery: Recovery
     metrics: Metrics

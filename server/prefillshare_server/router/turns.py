@@ -5,11 +5,12 @@ other bytes (blanks, escapes, key order), and the shared prefix would end there.
 is kept, and takes the fields' place when the client sends the turn back.
 """
 
-import json
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
+
+from pydantic_core import from_json
 
 KEPT_TURNS = 64
 
@@ -93,7 +94,7 @@ def _same_json(sent: object, kept: str) -> bool:
     if sent == kept:
         return True
     try:
-        value = json.loads(sent) if isinstance(sent, str) else sent
-        return bool(value == json.loads(kept))
+        value = from_json(sent) if isinstance(sent, str) else sent
+        return bool(value == from_json(kept))
     except ValueError:
         return False

@@ -72,7 +72,9 @@ class Workers:
                     raise WorkerRefused(worker.id, response.status, _error(await response.read()))
                 yield response
         except aiohttp.ClientError as error:
-            raise WorkerUnreachable(worker.id, phase, error or type(error).__name__) from error
+            sent = not isinstance(error, aiohttp.ClientConnectorError)
+            reason = error or type(error).__name__
+            raise WorkerUnreachable(worker.id, phase, reason, sent=sent) from error
 
     async def json(
         self,
@@ -96,6 +98,8 @@ class Workers:
                 return from_json(await response.read())
         except TimeoutError:
             raise timed_out(phase, worker.id, timeout_s) from None
+        except ValueError as error:
+            raise WorkerUnreachable(worker.id, phase, f"its answer is not JSON: {error}") from None
 
 
 def _error(raw: bytes) -> Mapping[str, Any]:
