@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from typing import Any
@@ -248,14 +249,17 @@ def test_a_template_with_tool_calls_keeps_its_own_form() -> None:
     assert '{"name": "add", "parameters": {"a": "1"}}<|eot_id|>' in rendered.context
 
 
-def test_arguments_that_are_no_json_still_render() -> None:
+@pytest.mark.parametrize(
+    "arguments", ['{"a": ', "[" * 100_000 + "]" * 100_000], ids=["cut", "deep"]
+)
+def test_arguments_that_are_no_json_still_render(arguments: str) -> None:
     call = tool_call("add", {})
-    call["function"]["arguments"] = '{"a": '
+    call["function"]["arguments"] = arguments
     history = [user("Go"), {"role": "assistant", "content": None, "tool_calls": [call]}]
 
     rendered = layout_of(LLAMA3).render(history)
 
-    assert '"parameters": "{\\"a\\": "}' in rendered.context
+    assert f'"parameters": {json.dumps(arguments)}}}' in rendered.context
 
 
 def test_tool_results_become_user_messages_where_the_template_has_none() -> None:

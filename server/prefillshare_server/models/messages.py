@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from pydantic_core import from_json
 
 Message = Mapping[str, Any]
 
@@ -51,7 +52,8 @@ def _parsed(arguments: Any) -> Any:
     if not isinstance(arguments, str):
         return arguments
     try:
-        return json.loads(arguments)
+        # Bounds the depth, which json.loads leaves to Python's stack.
+        return from_json(arguments)
     except ValueError:
         return arguments
 
