@@ -226,9 +226,18 @@ class MockPrefill(MockWorker):
             "do_remote_prefill": True,
             "do_remote_decode": False,
             "remote_block_ids": [list(range(blocks))],
+            "remote_engine_id": "engine",
             "remote_request_id": f"{self.id}-{number}",
+            "remote_host": "127.0.0.1",
+            "remote_port": 1,
+            "tp_size": 1,
             "remote_prefill_cached_tokens": cached,
-            "prefillshare": {"base_len": len(ids), "base_fingerprint": "f" * 16, "expires_at": 0},
+            "prefillshare": {
+                "base_len": len(ids),
+                "base_fingerprint": "f" * 16,
+                "expires_at": 0,
+                "prompt_digest": "d" * 16,
+            },
         }
         if blocks:
             self.cluster.leases[f"{self.id}-{number}"] = Lease(ids, params, call_id)

@@ -19,14 +19,16 @@ async def call(router: Router, ask: Ask) -> AsyncGenerator[Head | Answer, None]:
     with router.sessions.opened(ask.who) as session:  # 1. who: session, pin
         prompts = await router.prompts.tokens(ask, session)  # 2. tokens: rendered once
         router.metrics.tokenised(ask.started_at)
-        async with router.admission.admitted(ask, session, prompts) as readers:  # 3. admit
-            async with router.prefill.handoffs(ask, session, readers) as handoffs:  # 4. prefill
-                account = Account(router, ask, session, handoffs)
-                yield account.head()
-                decode = partial(router.recovery.answers, ask, session)
-                async with aclosing(merged(handoffs, decode)) as answers:  # 5. handoff, 6. decode
-                    async for handoff, answer in answers:
-                        for part in account.take(handoff, answer):
-                            yield part
-                for part in await account.settled():  # 7. account
-                    yield part
+        async with (
+            router.admission.admitted(ask, session, prompts) as readers,  # 3. admit
+            router.prefill.handoffs(ask, session, readers) as handoffs,  # 4. prefill
+        ):
+            account = Account(router, ask, session, handoffs)
+            yield account.head()
+            decode = partial(router.recovery.answers, ask, session)
+            async with aclosing(merged(handoffs, decode)) as answers:  # 5. handoff, 6. decode
+                async for handoff, answer in answers:
+                    for part in account.take(handoff, answer):
+                        yield part
+            for part in await account.settled():  # 7. account
+                yield part

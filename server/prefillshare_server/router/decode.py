@@ -24,6 +24,7 @@ from prefillshare_server.router.fanout import Answer
 from prefillshare_server.router.handoff import Handoff, WorkerAccount
 from prefillshare_server.router.health import Health
 from prefillshare_server.router.metrics import Metrics
+from prefillshare_server.router.topology import WorkerEndpoint
 from prefillshare_server.router.workers import Workers
 
 logger = logging.getLogger(__name__)
@@ -89,7 +90,8 @@ class Decode:
         self._timeouts = timeouts
         self._max_model_len = max_model_len
         self.patience_s_per_token = 1.0
-        """For a whole answer, on top of the first token: it cannot be watched token by token."""
+        """For a whole answer, on top of the first token: it cannot be watched token by token. More
+        than the slowest worker takes; one that does not run at all is noticed earlier."""
 
     async def answers(
         self, ask: Ask, handoff: Handoff, generated: Sequence[int] = ()
@@ -223,16 +225,30 @@ class Decode:
     ) -> AsyncGenerator[Answer, None]:
         room = self._max_model_len - len(handoff.reader.prompt.ids)
         most = min(ask.max_tokens or room, room)
-        answer = await self._workers.json(
-            "POST",
-            handoff.worker,
-            _PATHS[ask.kind],
-            phase="decode",
-            timeout_s=self._timeouts.first_token_s + self.patience_s_per_token * most,
-            body=body,
-            request_id=handoff.request_id,
+        answering = asyncio.create_task(
+            self._workers.json(
+                "POST",
+                handoff.worker,
+                _PATHS[ask.kind],
+                phase="decode",
+                timeout_s=self._timeouts.first_token_s + self.patience_s_per_token * most,
+                body=body,
+                request_id=handoff.request_id,
+            )
         )
-        yield answer
+        try:
+            await self._answered(answering, handoff.worker)
+            yield answering.result()
+        finally:
+            answering.cancel()
+            await asyncio.gather(answering, return_exceptions=True)
+
+    async def _answered(self, answering: asyncio.Task[Any], worker: WorkerEndpoint) -> None:
+        """Wait for a whole answer for as long as its worker answers the router's probes."""
+        silence_s = self._timeouts.idle_stream_s
+        while not (await asyncio.wait({answering}, timeout=silence_s))[0]:
+            if self._health.state(worker.id) == "open":
+                raise timed_out("idle_stream", worker.id, silence_s)
 
     def _gave_up(
         self, handoff: Handoff, stop_reason: object, partial: Answer | None

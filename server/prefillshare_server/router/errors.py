@@ -206,11 +206,11 @@ def unknown_worker(worker_id: str, workers: Iterable[str]) -> RouterError:
 
 
 def handoff_missing(worker: str) -> RouterError:
-    """502: prefill answered without naming KV blocks, so there is nothing to decode from."""
+    """502: prefill did not say which KV blocks to read where: there is nothing to decode from."""
     return RouterError(
         502,
-        f"prefill worker {worker} returned no KV blocks; the call was not decoded, because a "
-        "decoder must not compute its own prompt KV",
+        f"prefill worker {worker} returned no KV blocks that can be read; the call was not "
+        "decoded, because a decoder must not compute its own prompt KV",
         type="server_error",
         code="kv_handoff_missing",
     )

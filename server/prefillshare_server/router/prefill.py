@@ -29,6 +29,7 @@ from prefillshare_server.router.placement import Placed, Placement
 from prefillshare_server.router.sessions import Session, Sessions
 from prefillshare_server.router.topology import WorkerEndpoint
 from prefillshare_server.router.workers import Workers
+from prefillshare_server.vllm_plugin.handoff import ReadableParams
 
 ATTEMPTS = 3
 """Worker calls per prompt. A prefill changes nothing, so it can be repeated."""
@@ -291,11 +292,12 @@ class Prefill:
     ) -> Handoff:
         """The handoff in a prefill worker's answer; pins the session.
 
-        Raises RouterError(502) if there is none: a decode worker must never get the prompt without
-        its KV.
+        Raises RouterError(502) if there is none that can be read: a decode worker must never get
+        the prompt without its KV.
         """
         params = answer.get("kv_transfer_params") or {}
-        if not any(params.get("remote_block_ids") or ()):
+        readable = ReadableParams.of(params)
+        if readable is None or not any(readable.remote_block_ids):
             self._metrics.handoff_failed("kv_handoff_missing")
             raise handoff_missing(placed.worker.id)
         if session is not None:

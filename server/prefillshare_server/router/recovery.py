@@ -44,7 +44,8 @@ class Recovery:
         """Yield the sequence's answers as one attempt would have given them.
 
         Further handoffs are appended to `handoff.later`; the reader's place is given back at the
-        end. Closing the generator aborts what runs at the workers. Raises RouterError if the sequence cannot be resumed, or not with success.
+        end. Closing the generator aborts what runs at the workers. Raises RouterError if the
+        sequence cannot be resumed, or not with success.
         """
         splice = StreamSplice() if ask.stream else WholeSplice()
         current, fruitless = handoff, 0
