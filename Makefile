@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 OLDEST := .venv-oldest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast test-oldest lint format lock clean
+.PHONY: help setup demo test test-fast test-oldest results soak lint format lock clean
 
 help: ## Show this help
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -28,6 +28,12 @@ test-oldest: ## Run the SDK's tests on the oldest openai it supports
 	@test -x $(OLDEST)/bin/python || $(PYTHON) -m venv $(OLDEST)
 	@$(OLDEST)/bin/python -m pip install --quiet --no-deps -r requirements/oldest-openai.lock
 	@PYTHONPATH=. $(OLDEST)/bin/python -m pytest tests/sdk $(PYTEST_ARGS)
+
+results: setup ## Measure exactness and faults again and write docs/results/
+	@PREFILLSHARE_WRITE_RESULTS=1 $(BIN)/python -m pytest tests/engine_faults/test_histories.py tests/faults/test_scenarios.py $(PYTEST_ARGS)
+
+soak: setup ## Kill a worker every 20 s for half an hour under load; writes docs/results/soak.json
+	@$(BIN)/python -m benchmarks.soak --minutes 30 --kill-every 20
 
 lint: setup ## Check style and types
 	@$(BIN)/ruff check .

@@ -1,5 +1,6 @@
 """The code base keeps the shape its documents describe."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -49,3 +50,17 @@ def test_help_loads_neither_torch_nor_vllm(command: str) -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_every_test_that_guarantees_names_exists() -> None:
+    text = (ROOT / "docs" / "guarantees.md").read_text()
+    named = re.findall(r"`(tests/[\w/]+)(?:\.py)?(?:::(\w+))?`", text)
+    assert len(named) > 20
+    missing = []
+    for path, test in named:
+        file = ROOT / f"{path}.py"
+        if not (ROOT / path).is_dir() and (
+            not file.is_file() or (test and f"def {test}(" not in file.read_text())
+        ):
+            missing.append((path, test))
+    assert not missing
