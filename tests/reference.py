@@ -31,12 +31,40 @@ def base_cache_logprobs(
     base_dir: Path, decoder_dir: Path, prompt_ids: Sequence[int], output_ids: Sequence[int]
 ) -> list[float]:
     """Log-probability of each output token, teacher-forced: shape [len(output_ids)]."""
-    cache = _base_cache(base_dir, prompt_ids)
-    inputs = torch.tensor([[prompt_ids[-1], *output_ids[:-1]]])
-    logits = _model(decoder_dir)(inputs, past_key_values=cache, use_cache=True).logits[0]
+    logits = _teacher_forced(base_dir, decoder_dir, prompt_ids, output_ids)
     chosen = torch.tensor(list(output_ids)).unsqueeze(1)
     logprobs = logits.log_softmax(dim=-1).gather(1, chosen).squeeze(1)
     return [float(value) for value in logprobs]
+
+
+@torch.inference_mode()
+def base_cache_gaps(
+    base_dir: Path,
+    decoder_dir: Path,
+    prompt_ids: Sequence[int],
+    output_ids: Sequence[int],
+    allowed: Sequence[Sequence[bool]] | None = None,
+) -> list[float]:
+    """How far the log-probability of each output token is below the highest: 0 is greedy.
+
+    `allowed` is shaped [len(output_ids), vocabulary]: what a grammar left to choose from.
+    """
+    logits = _teacher_forced(base_dir, decoder_dir, prompt_ids, output_ids)
+    if allowed is not None:
+        logits = logits.masked_fill(~torch.tensor(allowed), -torch.inf)
+    chosen = torch.tensor(list(output_ids)).unsqueeze(1)
+    gaps = logits.max(dim=-1).values - logits.gather(1, chosen).squeeze(1)
+    return [float(gap) for gap in gaps]
+
+
+def _teacher_forced(
+    base_dir: Path, decoder_dir: Path, prompt_ids: Sequence[int], output_ids: Sequence[int]
+) -> torch.Tensor:
+    """Logits for each output token, in one forward pass."""
+    cache = _base_cache(base_dir, prompt_ids)
+    inputs = torch.tensor([[prompt_ids[-1], *output_ids[:-1]]])
+    logits: torch.Tensor = _model(decoder_dir)(inputs, past_key_values=cache).logits[0]
+    return logits
 
 
 @torch.inference_mode()

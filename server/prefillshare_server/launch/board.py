@@ -1,12 +1,13 @@
-"""Shows how far each worker's start is."""
+"""Shows how far each worker's start is, and afterwards what becomes of it."""
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
-from prefillshare_server.launch.local_cluster import OnEvent, State
+from prefillshare_server.launch.process import OnEvent, State
 
 _WORDS: dict[State, str] = {
     "starting": "starting vLLM",
@@ -14,7 +15,16 @@ _WORDS: dict[State, str] = {
     "warming": "warming up",
     "ready": "[green]ready[/green]",
     "failed": "[red]failed[/red]",
+    "died": "[red]died[/red]",
 }
+
+_NEWS: dict[State, tuple[str, str]] = {
+    "died": ("died: {}", "red"),
+    "starting": ("is started again ({})", ""),
+    "ready": ("is ready again ({})", "green"),
+    "failed": ("did not come back, {}", "red"),
+}
+"""What of a restart is worth a line, and its style."""
 
 
 @contextmanager
@@ -39,3 +49,16 @@ def start_board(console: Console) -> Iterator[OnEvent]:
             )
 
         yield show
+
+
+def restart_news(console: Console) -> OnEvent:
+    """Prints a line when a worker dies, is started again, is ready or fails to come back."""
+
+    def tell(worker: str, state: State, detail: str) -> None:
+        if state in _NEWS:
+            words, style = _NEWS[state]
+            line = f"{time.strftime('%H:%M:%S')} {worker} {words.format(detail)}"
+            # A reason out of a log may look like markup.
+            console.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
+
+    return tell

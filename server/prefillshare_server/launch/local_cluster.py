@@ -3,33 +3,34 @@
 import asyncio
 import os
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, NoReturn, Self, TypeVar
 
 import aiohttp
 
 from prefillshare_server.config import Cluster
 from prefillshare_server.launch.plan import WorkerSpec, plan
 from prefillshare_server.launch.process import (
-    STOP_TIMEOUT_S,
+    STOP_STARTING_TIMEOUT_S,
+    OnEvent,
+    State,
     WorkerFailedError,
     WorkerProcess,
 )
+from prefillshare_server.launch.supervisor import Supervisor
 from prefillshare_server.launch.warmup import warm_up_pair
 from prefillshare_server.models import store
 from prefillshare_server.router.topology import WorkerEndpoint
 
 T = TypeVar("T")
-State = Literal["starting", "loading", "warming", "ready", "failed"]
-OnEvent = Callable[[str, State, str], None]
-"""Called in the cluster's event loop with worker, state and a detail for people."""
 
-STOP_STARTING_TIMEOUT_S = 1.0
 _POLL_S = 0.2
 _INFO_TIMEOUT_S = 2.0
+_WARM_UP_AGAIN_S = 30.0
 _LOADING_MARK = "Initializing a V1 LLM engine"
 
 
@@ -48,6 +49,7 @@ class LocalCluster:
         self._on_event = on_event or _ignore
         self._workers: dict[str, WorkerProcess] = {}
         self._endpoints: tuple[WorkerEndpoint, ...] = ()
+        self._supervision: asyncio.Task[NoReturn] | None = None
 
     @property
     def endpoints(self) -> tuple[WorkerEndpoint, ...]:
@@ -79,17 +81,22 @@ class LocalCluster:
 
     async def stop(self) -> None:
         """Stop every worker; returns when none of their processes is left."""
-        # vLLM does not answer SIGTERM while its engine starts, and has nothing to save then.
-        timeout_s = STOP_TIMEOUT_S if self._endpoints else STOP_STARTING_TIMEOUT_S
-        await asyncio.gather(*(worker.stop(timeout_s) for worker in self._workers.values()))
+        if self._supervision is not None:
+            self._supervision.cancel()
+            await asyncio.wait({self._supervision})
+        await asyncio.gather(*(worker.stop() for worker in self._workers.values()))
 
-    async def first_failure(self) -> WorkerFailedError:
-        """Wait, without end, until a worker ends; say which and why."""
-        while True:
-            for worker in self._workers.values():
-                if not worker.running:
-                    return worker.failure()
-            await asyncio.sleep(_POLL_S)
+    async def supervise(self, on_event: OnEvent | None = None) -> NoReturn:
+        """Start workers that die again, where they were, until cancelled or stopped.
+
+        Raises WorkerFailedError when one fails to come back for good. `on_event` replaces the one
+        that the start reports to.
+        """
+        self._on_event = on_event or self._on_event
+        supervisor = Supervisor(self._workers, self._start_again, self._on_event)
+        self._supervision = asyncio.create_task(supervisor.run())
+        await self._supervision
+        raise AssertionError("supervision ends with an error only")
 
     async def _start(self, specs: Sequence[WorkerSpec]) -> None:
         limit_s = self._cluster.timeouts.start_s
@@ -101,10 +108,7 @@ class LocalCluster:
                 )
                 await self._warm_up(http, unready)
         except TimeoutError:
-            raise WorkerFailedError(
-                self._workers[unready[0]].spec,
-                f"not ready within {limit_s:g} s; raise timeouts.start_s if the machine is slow",
-            ) from None
+            raise _too_slow(self._workers[unready[0]].spec, limit_s) from None
         except WorkerFailedError as error:
             self._on_event(error.worker, "failed", error.reason)
             raise
@@ -119,8 +123,10 @@ class LocalCluster:
             await self._workers[spec.name].stop(STOP_STARTING_TIMEOUT_S)
             return await self._start_once(spec.on_new_ports(), http)
 
-    async def _start_once(self, spec: WorkerSpec, http: aiohttp.ClientSession) -> WorkerEndpoint:
-        worker = self._workers[spec.name] = WorkerProcess(spec)
+    async def _start_once(
+        self, spec: WorkerSpec, http: aiohttp.ClientSession, *, restart: int = 0
+    ) -> WorkerEndpoint:
+        worker = self._workers[spec.name] = WorkerProcess(spec, restart=restart)
         self._on_event(spec.name, "starting", f"port {spec.port}")
         loading = False
         while True:
@@ -133,6 +139,7 @@ class LocalCluster:
             info = await _info(spec.endpoint, http)
             # Another worker may have taken the port, before ours could fail on it.
             if info is not None and info["pid"] == worker.pid:
+                worker.serving = True
                 return replace(
                     spec.endpoint,
                     block_size=info["block_size"],
@@ -140,6 +147,34 @@ class LocalCluster:
                     num_blocks=info["num_blocks"],
                 )
             await asyncio.sleep(_POLL_S)
+
+    async def _start_again(self, name: str) -> None:
+        """Replace a worker that ended, on the same ports, and warm it up."""
+        before, limit_s = self._workers[name], self._cluster.timeouts.start_s
+        try:
+            async with asyncio.timeout(limit_s), aiohttp.ClientSession() as http:
+                worker = await self._start_once(before.spec, http, restart=before.restart + 1)
+                self._endpoints = tuple(
+                    worker if other.id == name else other for other in self._endpoints
+                )
+                self._on_event(name, "warming", worker.url)
+                await self._warm_up_again(worker, http)
+        except TimeoutError:
+            raise _too_slow(before.spec, limit_s) from None
+        self._on_event(name, "ready", worker.url)
+
+    async def _warm_up_again(self, worker: WorkerEndpoint, http: aiohttp.ClientSession) -> None:
+        """Warm up with every worker it works with and that is up; their failures are not its."""
+
+        async def attempt(other: WorkerEndpoint) -> None:
+            pair = (other, worker) if other.phase == "prefill" else (worker, other)
+            with suppress(aiohttp.ClientError):
+                await warm_up_pair(*pair, http, answer_s=_WARM_UP_AGAIN_S)
+
+        up = {name for name, other in self._workers.items() if other.running and other.serving}
+        await _all([attempt(o) for o in self._endpoints if o.phase != worker.phase and o.id in up])
+        if not self._workers[worker.id].running:
+            raise self._workers[worker.id].failure()
 
     async def _warm_up(self, http: aiohttp.ClientSession, unready: list[str]) -> None:
         """Decode workers warm up side by side, each with one prefill worker after another."""
@@ -182,6 +217,12 @@ async def _all(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
     except BaseExceptionGroup as failures:
         raise failures.exceptions[0] from None
     return [task.result() for task in tasks]
+
+
+def _too_slow(spec: WorkerSpec, limit_s: float) -> WorkerFailedError:
+    return WorkerFailedError(
+        spec, f"not ready within {limit_s:g} s; raise timeouts.start_s if the machine is slow"
+    )
 
 
 async def _info(endpoint: WorkerEndpoint, http: aiohttp.ClientSession) -> dict[str, Any] | None:

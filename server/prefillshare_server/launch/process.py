@@ -6,13 +6,22 @@ import re
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from contextlib import suppress
+from typing import Literal
 
 import psutil
 
 from prefillshare_server.launch.plan import WorkerSpec
 
+State = Literal["starting", "loading", "warming", "ready", "failed", "died"]
+OnEvent = Callable[[str, State, str], None]
+"""Called in the cluster's event loop with worker, state and a detail for people."""
+
 STOP_TIMEOUT_S = 10.0
+STOP_STARTING_TIMEOUT_S = 1.0
+"""vLLM does not answer SIGTERM while its engine starts, and has nothing to save then."""
+
 TRACKER_TIMEOUT_S = 5.0
 KILL_TIMEOUT_S = 30.0
 _POLL_S = 0.05
@@ -26,6 +35,7 @@ _WRAPPERS = ("Engine core initialization failed", "EngineCore encountered an iss
 """vLLM's API process says this when its engine process failed: the reason stands before it."""
 
 _ENGINE_KILLED = "engine core exited unexpectedly"
+_ENGINE_FAILED = "EngineCore encountered a fatal error"
 
 
 class WorkerFailedError(RuntimeError):
@@ -41,12 +51,24 @@ class WorkerFailedError(RuntimeError):
 class WorkerProcess:
     """A started worker; its processes form one process group."""
 
-    def __init__(self, spec: WorkerSpec) -> None:
-        """Start it. Call from a thread that lives as long as the worker: see lifetime.py."""
+    def __init__(self, spec: WorkerSpec, *, restart: int = 0) -> None:
+        """Start it. Call from a thread that lives as long as the worker: see lifetime.py.
+
+        `restart` counts the starts before this one, whose log is kept.
+        """
         self.spec = spec
+        self.restart = restart
+        self.serving = False
+        """Whether it has answered: such a worker gets time to stop."""
         self._stopped = False
         spec.log.parent.mkdir(parents=True, exist_ok=True)
-        with spec.log.open("wb") as log:
+        with spec.log.open("ab" if restart else "wb") as log:
+            if restart:
+                log.write(
+                    f"\n===== {time.ctime()}: restart {restart} of {spec.name} =====\n".encode()
+                )
+                log.flush()
+            self._log_start = log.tell()
             self._process = subprocess.Popen(
                 spec.command,
                 env=spec.environment,
@@ -64,12 +86,13 @@ class WorkerProcess:
 
     @property
     def running(self) -> bool:
-        return not self._stopped and self._exit_status() is None
+        return not self._stopped and self._exit() is None
 
     @property
     def log_tail(self) -> str:
+        """The end of what it logged since this start."""
         with self.spec.log.open("rb") as log:
-            log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            log.seek(max(self._log_start, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
             return log.read().decode(errors="replace")
 
     @property
@@ -77,15 +100,24 @@ class WorkerProcess:
         return _PORT_TAKEN.search(self.log_tail) is not None
 
     def failure(self) -> WorkerFailedError:
-        """Why it ended, in one line."""
-        reason = reason_in(self.log_tail) or f"it ended with status {self._exit_status()}"
+        """Why it ended, in one line. Call before `stop`."""
+        ended = self._exit()
+        if ended is not None and ended.si_code != os.CLD_EXITED:
+            name = signal.Signals(ended.si_status).name
+            hint = "; is there enough memory?" if name == "SIGKILL" else ""
+            # Whatever stands in its log did not end it.
+            return WorkerFailedError(self.spec, f"it was killed by {name}{hint}")
+        status = ended and ended.si_status
+        reason = reason_in(self.log_tail) or f"it ended with status {status}"
         return WorkerFailedError(self.spec, reason)
 
-    async def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
+    async def stop(self, timeout_s: float | None = None) -> None:
         """SIGTERM, then SIGKILL after `timeout_s`; returns when no process of it is left."""
         if self._stopped:
             return
-        family = self._descendants()
+        if timeout_s is None:
+            timeout_s = STOP_TIMEOUT_S if self.serving else STOP_STARTING_TIMEOUT_S
+        family = self._family()
         if self.running:
             os.kill(self.pid, signal.SIGTERM)
         if not await self._gone_within(timeout_s, family):
@@ -115,21 +147,24 @@ class WorkerProcess:
             await asyncio.sleep(_POLL_S)
         return True
 
-    def _exit_status(self) -> int | None:
-        """Exit code (or signal) once it ended, None before.
+    def _exit(self) -> os.waitid_result | None:
+        """How it ended; None before.
 
         Without reaping it: a zombie keeps its process id, so that a signal to the process group
         cannot reach a stranger.
         """
-        if self._process.returncode is not None:
-            return self._process.returncode
-        ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        return ended.si_status if ended is not None else None
+        return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
 
-    def _descendants(self) -> list[psutil.Process]:
+    def _family(self) -> list[psutil.Process]:
+        """Its other processes, also those left when the API process, their parent, ended."""
+        family = set()
         with suppress(psutil.NoSuchProcess):
-            return psutil.Process(self.pid).children(recursive=True)
-        return []
+            family.update(psutil.Process(self.pid).children(recursive=True))
+        for process in psutil.process_iter():
+            with suppress(ProcessLookupError):
+                if process.pid != self.pid and os.getpgid(process.pid) == self.pid:
+                    family.add(process)
+        return list(family)
 
 
 def _is_resource_tracker(process: psutil.Process) -> bool:
@@ -139,9 +174,11 @@ def _is_resource_tracker(process: psutil.Process) -> bool:
 
 
 def _alive(processes: list[psutil.Process]) -> bool:
-    return any(
-        process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in processes
-    )
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                return True
+    return False
 
 
 def reason_in(log: str) -> str | None:
@@ -154,10 +191,12 @@ def reason_in(log: str) -> str | None:
         return ours.group().removeprefix("prefillshare: ")
     if (bad := _BAD_ARGUMENT.search(log)) is not None:
         return f"vLLM refuses its arguments: {' '.join(bad[1].split())}"
-    for line in log.splitlines():
+    failed_at = log.find(_ENGINE_FAILED)
+    if failed_at < 0 and _ENGINE_KILLED in log:
+        # An exception before it is one that it survived.
+        return "its engine process was killed; is there enough memory?"
+    for line in log[max(failed_at, 0) :].splitlines():
         found = _EXCEPTION.search(line)
         if found is not None and not found[2].startswith(_WRAPPERS):
             return f"{found[1]}: {found[2]}"
-    if _ENGINE_KILLED in log:
-        return "its engine process was killed; is there enough memory?"
     return None

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from prefillshare_server.config import Cluster
 from prefillshare_server.errors import ConfigError, Problem
-from prefillshare_server.launch.board import start_board
+from prefillshare_server.launch.board import restart_news, start_board
 from prefillshare_server.launch.local_cluster import LocalCluster
 from prefillshare_server.launch.process import WorkerFailedError
 from prefillshare_server.models import store
@@ -21,11 +21,15 @@ from prefillshare_server.router.app import create_app
 GRACEFUL_STOP_S = 3
 """How long requests in flight may go on after Ctrl-C."""
 
+_POLL_S = 0.01
+
 
 def serve(cluster: Cluster, *, cluster_path: Path, console: Console) -> int:
-    """Serve until Ctrl-C, SIGTERM or a closed terminal (exit code 0) or until a worker fails (1).
+    """Serve until Ctrl-C, SIGTERM or a closed terminal (exit code 0).
 
-    No process is left when it returns. Raises ConfigError when the start cannot succeed.
+    A worker that dies is started again. The exit code is 1 if it does not come back, or if one
+    fails during the start. No process is left when it returns. Raises ConfigError when the start
+    cannot succeed.
     """
     return asyncio.run(_until_stopped(cluster, cluster_path, console))
 
@@ -73,13 +77,33 @@ async def _route(
     listener: socket.socket,
     console: Console,
 ) -> None:
-    """Run the router until cancelled. Raises WorkerFailedError when a worker ends."""
+    """Run the router until cancelled. Raises WorkerFailedError when a worker is given up."""
     app = create_app(cluster, workers.endpoints, store.resolve(cluster.base.model))
     server = _Server(
         uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=GRACEFUL_STOP_S)
     )
     routing = asyncio.create_task(server.serve(sockets=[listener]))
-    failing = asyncio.create_task(workers.first_failure())
+    supervising = asyncio.create_task(workers.supervise(restart_news(console)))
+    try:
+        while not server.started and not routing.done():
+            await asyncio.sleep(_POLL_S)
+        _announce(cluster, cluster_path, workers, listener, console)
+        await asyncio.wait({routing, supervising}, return_when=asyncio.FIRST_COMPLETED)
+        if supervising.done():
+            await supervising
+    finally:
+        supervising.cancel()
+        server.should_exit = True
+        await routing
+
+
+def _announce(
+    cluster: Cluster,
+    cluster_path: Path,
+    workers: LocalCluster,
+    listener: socket.socket,
+    console: Console,
+) -> None:
     host, port = listener.getsockname()[:2]
     console.print(
         f"[bold]http://{host}:{port}[/bold]  serves {cluster_path}: "
@@ -88,14 +112,6 @@ async def _route(
         highlight=False,
         soft_wrap=True,
     )
-    try:
-        await asyncio.wait({routing, failing}, return_when=asyncio.FIRST_COMPLETED)
-        if failing.done():
-            raise failing.result()
-    finally:
-        failing.cancel()
-        server.should_exit = True
-        await routing
 
 
 class _Server(uvicorn.Server):

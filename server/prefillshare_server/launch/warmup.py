@@ -4,6 +4,7 @@ They make every decode worker shake hands with every prefill worker and compile 
 on first use (logprobs on CPU: seconds), so that the first user does not wait for it.
 """
 
+from contextlib import suppress
 from typing import Any
 from uuid import uuid4
 
@@ -15,54 +16,79 @@ ANSWER_S = 120
 """A machine that starts many workers at once compiles for long; a handshake that hangs waits for
 ever."""
 
+_RELEASE_S = 2.0
+
 
 async def warm_up_pair(
-    prefill: WorkerEndpoint, decode: WorkerEndpoint, http: aiohttp.ClientSession
+    prefill: WorkerEndpoint,
+    decode: WorkerEndpoint,
+    http: aiohttp.ClientSession,
+    *,
+    answer_s: float = ANSWER_S,
 ) -> None:
-    """One call through both workers. Raises aiohttp.ClientError when either refuses it."""
+    """One call through both workers. Raises aiohttp.ClientError when either refuses it.
+
+    Each of the two may take `answer_s`.
+    """
     # One whole block to hand off and a token in the next; the ids exist in every vocabulary.
     prompt = [1 + index % 200 for index in range(prefill.block_size + 2)]
-    common: dict[str, Any] = {"prompt": prompt, "temperature": 0}
-    answer = await _complete(
-        prefill,
-        {
-            **common,
-            "max_tokens": 1,
-            "kv_transfer_params": {"do_remote_decode": True, "do_remote_prefill": False},
-        },
-        http,
-    )
-    await _complete(
-        decode,
-        {
-            **common,
-            "max_tokens": 2,
-            "logprobs": 1,
-            "kv_transfer_params": answer["kv_transfer_params"],
-        },
-        http,
-    )
-
-
-async def _complete(
-    worker: WorkerEndpoint, body: dict[str, Any], http: aiohttp.ClientSession
-) -> dict[str, Any]:
-    request = http.post(
-        f"{worker.url}/v1/completions",
-        json={"model": worker.model, **body},
-        headers={"X-Request-Id": f"warmup-{uuid4().hex}"},
-        timeout=aiohttp.ClientTimeout(total=ANSWER_S),
-    )
+    call = _Call(http, f"warmup-{uuid4().hex}", {"prompt": prompt, "temperature": 0}, answer_s)
     try:
-        async with request as response:
-            if response.status != 200:
-                text = await response.text()
-                raise aiohttp.ClientError(
-                    f"{worker.id} answered the warm-up request with {response.status}: {text}"
-                )
-            answer: dict[str, Any] = await response.json()
-            return answer
-    except TimeoutError:
-        raise aiohttp.ClientError(
-            f"{worker.id} did not answer the warm-up request within {ANSWER_S} s"
-        ) from None
+        answer = await call.complete(
+            prefill,
+            max_tokens=1,
+            kv_transfer_params={"do_remote_decode": True, "do_remote_prefill": False},
+        )
+        params = answer["kv_transfer_params"]
+        await call.complete(decode, max_tokens=2, logprobs=1, kv_transfer_params=params)
+    except aiohttp.ClientError:
+        # The worker that failed may not have read the blocks.
+        await call.release(prefill)
+        raise
+
+
+class _Call:
+    """One warm-up call."""
+
+    def __init__(
+        self,
+        http: aiohttp.ClientSession,
+        request_id: str,
+        common: dict[str, Any],
+        answer_s: float,
+    ) -> None:
+        self._http = http
+        self._request_id = request_id
+        self._common = common
+        self._answer_s = answer_s
+
+    async def complete(self, worker: WorkerEndpoint, **body: Any) -> dict[str, Any]:
+        request = self._http.post(
+            f"{worker.url}/v1/completions",
+            json={"model": worker.model, **self._common, **body},
+            headers={"X-Request-Id": self._request_id},
+            timeout=aiohttp.ClientTimeout(total=self._answer_s),
+        )
+        try:
+            async with request as response:
+                if response.status != 200:
+                    text = await response.text()
+                    raise aiohttp.ClientError(
+                        f"{worker.id} answered the warm-up request with {response.status}: {text}"
+                    )
+                answer: dict[str, Any] = await response.json()
+                return answer
+        except TimeoutError:
+            raise aiohttp.ClientError(
+                f"{worker.id} did not answer the warm-up request within {self._answer_s:g} s"
+            ) from None
+
+    async def release(self, prefill: WorkerEndpoint) -> None:
+        """Give the lease back, if there is one; it would end by itself later."""
+        with suppress(aiohttp.ClientError, TimeoutError):
+            async with self._http.post(
+                f"{prefill.url}/prefillshare/release",
+                json={"request_id": self._request_id},
+                timeout=aiohttp.ClientTimeout(total=_RELEASE_S),
+            ):
+                return
