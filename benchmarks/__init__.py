@@ -1,0 +1,1 @@
+"""Measurements that take too long for the test suite; each has a `--help`."""
