@@ -93,8 +93,7 @@ class Bench:
         """Wait until nothing is busy; returns what still is after a while.
 
         Every lease must have been given back by then, and none by its end. Only those may be left
-        whose release met broken connections, and those that a decode worker may still read for all
-        the router can know: they are let expire.
+        whose release met broken connections: they are let expire.
         """
         deadline = asyncio.get_running_loop().time() + SETTLE_S
         while found := self._busy():
@@ -102,9 +101,7 @@ class Bench:
                 break
             await asyncio.sleep(0.05)
         left = [(w, lease) for w in self.prefill for lease in w.engine.leases.values()]
-        if left and all(
-            lease.router_id in w.missed_releases | self.cluster.unseen for w, lease in left
-        ):
+        if left and all(lease.router_id in w.missed_releases for w, lease in left):
             self.cluster.note(f"{len(left)} leases are left to expire")
             self.cluster.clock.advance(self.cluster.lease_s + 1)
             found = self._busy()

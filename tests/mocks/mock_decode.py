@@ -23,8 +23,10 @@ DecodeFault = Literal[
     "hang_midway",
     "no_finish",
     "preempted",
+    "preempted_after_call",
     "refuse_lease",
     "refuse_missing",
+    "refuse_taken",
     "status_400",
     "status_500",
 ]
@@ -47,6 +49,8 @@ class MockDecode(MockWorker):
         """Where given, each streamed piece takes a permit first."""
         self.keeps_accounts = True
         self._accounts: dict[str, dict[str, Any]] = {}
+        self.begun: set[str] = set()
+        """X-Request-Ids of calls whose handoff was taken."""
 
     @property
     def endpoint(self) -> WorkerEndpoint:
@@ -60,6 +64,7 @@ class MockDecode(MockWorker):
             web.post("/v1/chat/completions", self._chat),
             web.post("/v1/completions", self._completions),
             web.get("/prefillshare/calls/{id}", self._account),
+            web.post("/prefillshare/abandon", self._abandon),
         ]
 
     async def _account(self, request: web.Request) -> web.Response:
@@ -67,6 +72,10 @@ class MockDecode(MockWorker):
         if account is None:
             return error_answer(404, "no such call", 404)
         return web.json_response(account)
+
+    async def _abandon(self, request: web.Request) -> web.Response:
+        call_id = (await request.json())["request_id"]
+        return web.json_response({"reading": call_id in self.begun})
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         return await self._generate(request, chat=True)
@@ -84,12 +93,15 @@ class MockDecode(MockWorker):
             return error_answer(500, "Internal server error", 500)
         if self.fault == "refuse_lease":
             return error_answer(503, "the lease ended", "lease_expired")
+        if self.fault == "refuse_taken":  # By the engine, in vLLM's words.
+            return error_answer(400, "handoff_taken: it was read before", 400)
         if self.fault == "refuse_missing":
             return error_answer(400, "no base KV", "base_kv_missing")
         ids: list[int] = params["prompt_token_ids"] if chat else body["prompt"]
         self._check(body, params, ids)
         self.cluster.leases.pop(params.get("remote_request_id", ""), None)
         call_id = request.headers["X-Request-Id"]
+        self.begun.add(call_id)
         account: dict[str, Any] = {
             "base_tokens_received": len(ids) - 1,
             "base_tokens_reused": 0,
@@ -138,6 +150,8 @@ class MockDecode(MockWorker):
             "stop_reason": None,
             "token_ids": token_ids,
         }
+        if self.fault == "preempted_after_call":
+            choice |= {"stop_reason": "prefillshare:preempted"}
         if self.fault == "preempted":
             choice |= {"finish_reason": "abort", "stop_reason": "prefillshare:preempted"}
         if not chat:

@@ -103,7 +103,9 @@ class Words:
 
     def _finish_reason(self, output: Output) -> str | None:
         called = self._chat and parsed(self._deltas.text, self._form).calls
-        return "tool_calls" if called and output.finish_reason == "stop" else output.finish_reason
+        # In an answer that is not streamed vLLM says so also where it gave the call up.
+        ended = ("stop",) if self._body.get("stream") else ("stop", "abort")
+        return "tool_calls" if called and output.finish_reason in ended else output.finish_reason
 
     def _named(self, kind: str) -> dict[str, Any]:
         words = {"chunk": "chat.completion.chunk", "whole": "chat.completion"}

@@ -84,6 +84,7 @@ class PairDecode(PairWorker):
             web.post("/v1/chat/completions", self._chat),
             web.post("/v1/completions", self._completions),
             web.get("/prefillshare/calls/{id}", self._account),
+            web.post("/prefillshare/abandon", self._abandon),
         ]
 
     def state(self) -> dict[str, Any]:
@@ -95,6 +96,11 @@ class PairDecode(PairWorker):
         if account is None:
             return error_answer(404, "no such call", 404)
         return web.json_response(account)
+
+    async def _abandon(self, request: web.Request) -> web.Response:
+        call_id = (await request.json())["request_id"]
+        self.engine.given_up.add(call_id)
+        return web.json_response({"reading": call_id in self.engine.begun})
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         return await self._generate(request, chat=True)
@@ -125,12 +131,18 @@ class PairDecode(PairWorker):
         if refusal is not None or readable is None:
             code = refusal or "base_kv_missing"
             self.cluster.note(f"{self.id} refuses call {call}: {code}")
+            if code in ("prompt_mismatch", "handoff_taken"):  # The engine's, in vLLM's words.
+                return error_answer(400, f"{code}: refused", 400)
             return error_answer(503 if code == "lease_expired" else 400, code, code)
+        router_id = request.headers.get("X-Request-Id", "")
+        if router_id in self.engine.given_up:
+            return error_answer(400, "The router gave this call up.", 400)
+        self.engine.begun.add(router_id)
         self.engine.taken.add(readable.remote_request_id)
         made = DecodeRequest(
             worker=self,
             engine=self.engine,
-            router_id=request.headers.get("X-Request-Id", ""),
+            router_id=router_id,
             call=call,
             ids=ids,
             asked=Asked.of(body),
@@ -161,7 +173,7 @@ class PairDecode(PairWorker):
         if params is None:
             return "base_kv_missing"
         handoff, guards = params.prefillshare, self.guards
-        margin_s = lease_margin_s(self.cluster.lease_s) + CLOCK_SKEW_S
+        margin_s = lease_margin_s(self.cluster.lease_s) + 2 * CLOCK_SKEW_S
         if handoff.base_fingerprint != FINGERPRINT:
             return "base_kv_mismatch"
         if guards.lease and self.cluster.clock.now() > handoff.expires_at - margin_s:
@@ -182,7 +194,6 @@ class PairDecode(PairWorker):
     ) -> web.StreamResponse | None:
         """What `fault` does before the request is judged."""
         if fault.kind in ("drop", "hang", "kill") and fault.after < 0:
-            self.cluster.unseen.add(request.headers.get("X-Request-Id", ""))
             return await self._strike(fault, request, call)
         if fault.kind in ("status_500", "refuse_lease", "lease_expired", "slow", "no_usage"):
             self.struck(fault, call)

@@ -158,9 +158,6 @@ class PairCluster:
     """Prompts that were prefilled, by call."""
     prefill: dict[int, "PairPrefill"] = field(default_factory=dict)
     """Prefill workers by the port decode workers pull from."""
-    unseen: set[str] = field(default_factory=set)
-    """X-Request-Ids of decode requests that a living worker broke off before it had looked at them.
-    Nobody but the worker can know that it will never read their KV."""
     preempted: Counter[str] = field(default_factory=Counter)
     """How often each call lost its blocks to another one."""
     most_requests: int = 600

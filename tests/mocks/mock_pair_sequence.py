@@ -48,6 +48,9 @@ class DecodeEngine(Engine):
         self.requests: list[DecodeRequest] = []
         self.accounts: dict[str, dict[str, Any]] = {}
         self.taken: set[str] = set()
+        self.begun: set[str] = set()
+        self.given_up: set[str] = set()
+        """X-Request-Ids of calls it got, and of calls it must not take any more."""
         self.totals = Account()
         self.events: dict[str, int] = {}
 

@@ -300,6 +300,19 @@ async def test_a_call_starts_when_a_worker_comes_back() -> None:
     await call.end()
 
 
+async def test_a_call_that_only_an_absent_worker_could_hold_is_passed_until_it_is_back() -> None:
+    room = Room(worker("a0", "a", 20), worker("a1", "a", 5))
+    room.health.drain("a0")
+    big, small = room.call(10), room.call(2)
+    await settle()
+    assert (big.readers, small.at) == ([], ["a1"])
+    room.health.undrain("a0")
+    await settle()
+    assert big.at == ["a0"]
+    await big.end()
+    await small.end()
+
+
 async def test_a_worker_that_comes_back_smaller_refuses_who_no_longer_fits() -> None:
     room = Room(worker("a0", "a"))
     room.health.drain("a0")

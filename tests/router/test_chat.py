@@ -148,3 +148,12 @@ async def test_an_account_that_cannot_be_had_leaves_its_numbers_unknown(bench: B
     assert report["base_tokens_reused"] is None
     assert report["decode_prompt_tokens_computed"] is None
     assert report["computed_tokens"] == answer["usage"]["prompt_tokens"]
+
+
+async def test_reasoning_is_hidden_here_and_not_at_the_worker(bench: Bench) -> None:
+    """With `include_reasoning: false` vLLM hides token ids too, and nothing could be resumed."""
+    _, answer, _ = await bench.chat(include_reasoning=False)
+    assert bench.decode["alpha-0"].requests[-1]["include_reasoning"] is True
+    assert "reasoning" not in answer["choices"][0]["message"]
+    _, answer, _ = await bench.chat()
+    assert "reasoning" in answer["choices"][0]["message"]

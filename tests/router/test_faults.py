@@ -130,6 +130,7 @@ async def test_a_decode_workers_4xx_reaches_the_client_in_openais_words(
     [
         ("status_500", 502, "decode_failed"),
         ("refuse_missing", 502, "base_kv_missing"),
+        ("refuse_taken", 502, "handoff_taken"),
         ("refuse_lease", 503, "lease_expired"),
     ],
 )
@@ -147,6 +148,20 @@ async def test_a_preempted_call_is_an_error_and_counted(bench: Bench) -> None:
     assert (status, code_of(body)) == (503, "decode_preempted")
     attempts = len(bench.decode["alpha-0"].requests)
     assert await bench.metric("prefillshare_decode_preemptions_total") == attempts
+
+
+@pytest.mark.parametrize("told", ["by its mark", "by its missing account"])
+async def test_an_answer_that_broke_off_after_a_tool_call_is_no_answer(
+    bench: Bench, told: str
+) -> None:
+    """vLLM says "tool_calls" there, for an answer that is not streamed."""
+    worker = bench.decode["alpha-0"]
+    worker.tool_calls = [{"id": "c", "type": "function", "function": {"name": "f"}}]
+    worker.keeps_accounts = told == "by its mark"
+    worker.fault = "preempted_after_call" if told == "by its mark" else None
+    status, body, _ = await bench.chat()
+    code = "decode_preempted" if told == "by its mark" else "decode_aborted"
+    assert (status, code_of(body)) == (503, code)
 
 
 async def test_a_stream_without_a_single_token_fails_with_its_cause(bench: Bench) -> None:

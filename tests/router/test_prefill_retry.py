@@ -239,14 +239,14 @@ async def test_a_cancelled_prefill_is_given_up_at_once(tokenizer: Tokenizer) -> 
         assert where.workers[0].released == where.workers[0].request_ids
 
 
-async def test_what_nobody_took_is_released_at_the_end_and_what_was_taken_is_not(
+async def test_what_nobody_took_is_released_at_the_end_and_what_was_read_is_not(
     tokenizer: Tokenizer,
 ) -> None:
     async with site(tokenizer) as where:
         readers = where.readers(3)
         async with where.prefill.handoffs(ASK, None, readers) as handoffs:
             assert where.prefill.in_hand("p0") == 3
-            handoffs[1].taken = True
+            handoffs[1].taken = handoffs[1].over = True
             where.cluster.leases.pop(handoffs[1].params["remote_request_id"])
             again = await where.prefill.again(ASK, None, readers[0])
             assert where.prefill.in_hand("p0") == 4
@@ -311,34 +311,40 @@ async def test_a_release_that_keeps_failing_is_logged_and_left_to_the_lease(
         where.cluster.leases.clear()
 
 
-async def test_a_lost_handoff_is_released_only_if_its_reader_is_dead(tokenizer: Tokenizer) -> None:
-    async with (
-        site(tokenizer) as where,
-        where.prefill.handoffs(ASK, None, where.readers()) as [handoff],
-    ):
-        handoff.taken = True
-        await where.prefill.release_lost(handoff)
-        await where.prefill.close()
-        assert where.workers[0].released == []
-        await where.reader_worker.stop()
-        await where.prefill.release_lost(handoff)
-        await where.prefill.close()
-        assert where.workers[0].released == [handoff.request_id]
-
-
-async def test_a_lost_handoff_is_released_also_if_its_client_leaves_meanwhile(
-    tokenizer: Tokenizer,
+@pytest.mark.parametrize("reader", ["has it", "never got it", "is dead"])
+async def test_a_handoff_that_was_sent_is_released_only_if_nobody_reads_it(
+    tokenizer: Tokenizer, reader: str
 ) -> None:
     async with site(tokenizer) as where:
         async with where.prefill.handoffs(ASK, None, where.readers()) as [handoff]:
             handoff.taken = True
-            await where.reader_worker.stop()
-            task = asyncio.create_task(where.prefill.release_lost(handoff))
-            await asyncio.sleep(0)
-            task.cancel()
-            await asyncio.wait([task])
+            if reader == "has it":
+                where.reader_worker.begun.add(handoff.request_id)
+            elif reader == "is dead":
+                await where.reader_worker.stop()
+        await where.prefill.close()
+        released = [] if reader == "has it" else [handoff.request_id]
+        assert where.workers[0].released == released
+        where.cluster.leases.clear()
+
+
+async def test_a_handoff_is_given_back_once(tokenizer: Tokenizer) -> None:
+    async with site(tokenizer) as where:
+        async with where.prefill.handoffs(ASK, None, where.readers()) as [handoff]:
+            where.prefill.give_back(handoff)
         await where.prefill.close()
         assert where.workers[0].released == [handoff.request_id]
+
+
+async def test_a_prefill_worker_whose_kv_could_not_be_read_is_avoided(tokenizer: Tokenizer) -> None:
+    async with (
+        site(tokenizer, prefill=2) as where,
+        opened(where) as session,
+        where.prefill.handoffs(ASK, session, where.readers()) as [handoff],
+    ):
+        assert handoff.placed.worker.id == "p0"
+        again = await where.prefill.again(ASK, session, handoff.reader, avoid={"p0"})
+        assert (again.placed.worker.id, again.placed.affinity) == ("p1", "rebound")
 
 
 async def test_a_call_waits_for_a_worker_to_come_back(tokenizer: Tokenizer) -> None:

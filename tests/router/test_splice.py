@@ -141,6 +141,15 @@ def test_an_attempt_with_other_tokens_is_refused() -> None:
         splice.take(chunk([("content", "a")], [7], 1))
 
 
+@pytest.mark.parametrize("ids", [[0], []], ids=["fewer tokens", "hidden tokens"])
+def test_an_attempt_that_ends_before_the_first_did_is_refused(ids: list[int]) -> None:
+    splice = StreamSplice()
+    splice.take(chunk([("content", "a"), ("content", "b")], [0, 1], 0))
+    splice.restart(None)
+    with pytest.raises(RouterError, match="does not begin as it did"):
+        splice.take(chunk([("content", "a")], ids, 1, finish_reason="stop"))
+
+
 def completion(text: str, ids: list[int], **more: Any) -> dict[str, Any]:
     logprobs = {
         "tokens": list(text),

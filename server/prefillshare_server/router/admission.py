@@ -49,7 +49,10 @@ class _Waiting:
 
 
 class Admission:
-    """Strictly first come, first served within a role: a big call is never passed by small ones."""
+    """First come, first served within a role: a big call is not passed by small ones.
+
+    Only a call that no available replica could hold is, until the one comes back that could.
+    """
 
     def __init__(
         self,
@@ -135,7 +138,7 @@ class Admission:
                     await asyncio.wait([waiting.granted], timeout=self._queue_s)
                 if waiting.granted.done():
                     return waiting.granted.result()
-                raise self._refusal(role)
+                raise self._refusal(waiting)
             except BaseException:
                 self._step_out(waiting)
                 raise
@@ -150,13 +153,15 @@ class Admission:
             for place in waiting.granted.result():
                 self._give_back(place)
 
-    def _refusal(self, role: str) -> RouterError:
-        replicas = self._placement.decode[role]
+    def _refusal(self, waiting: _Waiting) -> RouterError:
+        role = waiting.ask.role
+        replicas = [w for w in self._placement.decode[role] if self._could_hold(w, waiting)]
         why = {worker.id: self._health.why_not(worker.id) for worker in replicas}
         if None in why.values():
             return queue_timeout(role, self._queue_s)
         reasons = {worker: reason or "" for worker, reason in why.items()}
-        return NoWorker(f"no decode worker of role {role!r} was", self._queue_s, reasons)
+        what = f"no decode worker of role {role!r} that can hold the call was"
+        return NoWorker(what, self._queue_s, reasons)
 
     def _serve_all(self) -> None:
         for role in self._lines:
@@ -165,19 +170,31 @@ class Admission:
     def _serve(self, role: str) -> None:
         """Let in from the head of the line whoever has room."""
         line = self._lines[role]
-        while line:
+        for waiting in list(line):
             try:
                 # A worker may have come back with fewer blocks.
-                self._require_fit(line[0])
+                self._require_fit(waiting)
             except RouterError as error:
-                line.popleft().granted.set_exception(error)
+                line.remove(waiting)
+                waiting.granted.set_exception(error)
                 continue
-            places = self._found(line[0])
+            places = self._found(waiting)
             if places is None:
-                return
+                if any(self._could_hold(worker, waiting) for worker in self._available(role)):
+                    return
+                continue
             for place in places:
                 self._take(place)
-            line.popleft().granted.set_result(places)
+            line.remove(waiting)
+            waiting.granted.set_result(places)
+
+    def _available(self, role: str) -> list[WorkerEndpoint]:
+        return [w for w in self._placement.decode[role] if self._health.available(w.id)]
+
+    def _could_hold(self, worker: WorkerEndpoint, waiting: _Waiting) -> bool:
+        """Whether each sequence would fit if the worker were idle."""
+        capacity = self._capacity(worker)
+        return all(self._blocks(need, worker, least=True) <= capacity for need in waiting.needs)
 
     def _found(self, waiting: _Waiting) -> list[Reserved] | None:
         """A free place for every need, or None. The fewest answers decide, then the last worker.
@@ -185,8 +202,7 @@ class Admission:
         The needs of one call are never taken to exceed a whole worker: an idle one takes any call,
         whose sequences it then runs one after the other.
         """
-        replicas = self._placement.decode[waiting.ask.role]
-        available = [worker for worker in replicas if self._health.available(worker.id)]
+        available = self._available(waiting.ask.role)
         ready = [worker for worker in available if worker.id != waiting.avoid] or available
         asked: Counter[str] = Counter()
         answers: Counter[str] = Counter()

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import fields
 from typing import Any
@@ -107,15 +107,17 @@ class Decode:
         run = self._chunks if ask.stream else self._whole
         source = run(ask, handoff, body)
         finished = False
-        # From here on the worker answers for the lease: it ends it when the request is aborted.
         handoff.taken = True
         try:
             async for answer in source:
                 for choice in answer.get("choices") or ():
-                    if choice.get("finish_reason") == "abort":
+                    if await self._broke_off(choice, handoff):
+                        if ask.stream and choice.get("token_ids"):
+                            yield _only_tokens(answer)
                         partial = None if ask.stream else answer
                         raise self._gave_up(handoff, choice.get("stop_reason"), partial)
                     finished = finished or choice.get("finish_reason") is not None
+                handoff.over = finished
                 yield answer
         except WorkerRefused as error:
             handoff.taken = isinstance(error, WorkerBrokeOff)
@@ -134,8 +136,24 @@ class Decode:
             raise self._gave_up(handoff, account.event and _EVENT_MARK + account.event, None)
         self._health.succeeded(worker)
 
+    async def _broke_off(self, choice: Mapping[str, Any], handoff: Handoff) -> bool:
+        """Whether the worker ended the call before its end.
+
+        In an answer that is not streamed vLLM calls it "tool_calls" all the same once one call was
+        complete; then only its account tells whether the worker gave the call up or was shut down.
+        """
+        reason = choice.get("finish_reason")
+        if reason == "abort" or str(choice.get("stop_reason")).startswith(_EVENT_MARK):
+            return True
+        if reason != "tool_calls" or "message" not in choice:
+            return False
+        handoff.account = await self.account(handoff)
+        return handoff.account.event is not None or handoff.account == WorkerAccount()
+
     async def account(self, handoff: Handoff) -> WorkerAccount:
         """The worker's own account of a finished call. Reading removes it there."""
+        if handoff.account is not None:
+            return handoff.account
         if handoff.lost:
             return WorkerAccount()
         worker = handoff.worker
@@ -165,6 +183,8 @@ class Decode:
             ours = {**handoff.params["prefillshare"], "generated_ids": generated}
             body["kv_transfer_params"]["prefillshare"] = ours
         body.pop("best_of", None)
+        if body.get("include_reasoning") is False:
+            body["include_reasoning"] = True  # vLLM hides token ids with it; see reply.py.
         if ask.kind == "chat":
             body["kv_transfer_params"]["prompt_token_ids"] = reader.prompt.ids
         else:
@@ -247,7 +267,7 @@ class Decode:
         """Wait for a whole answer for as long as its worker answers the router's probes."""
         silence_s = self._timeouts.idle_stream_s
         while not (await asyncio.wait({answering}, timeout=silence_s))[0]:
-            if self._health.state(worker.id) == "open":
+            if self._health.failing(worker.id):
                 raise timed_out("idle_stream", worker.id, silence_s)
 
     def _gave_up(
@@ -258,9 +278,12 @@ class Decode:
         error = decode_aborted(handoff.worker.id, event)
         self._metrics.decode_gave_up(handoff, error.code or "")
         if event in ("kv_load_failed", "handoff_timeout"):
+            handoff.unreadable = True
             self._health.failed(handoff.placed.worker, error)
         if event in ("kv_load_failed", "lease_expired"):
             handoff.taken = False  # It does not read, and did not tell the prefill worker so.
+        else:
+            handoff.over = event is not None
         return Interrupted(error, partial=partial)
 
     def _lost(self, error: RouterError, handoff: Handoff) -> Interrupted:
@@ -269,6 +292,10 @@ class Decode:
 
     def _classified(self, error: WorkerRefused, handoff: Handoff) -> Exception:
         """What the client got wrong is passed on; where the worker failed, another may do."""
+        # A refusal by the engine has its code in front of vLLM's message.
+        code = error.code if error.code in _OURS else error.message.partition(":")[0]
+        if code in _OURS:
+            error.code = code
         if error.code == "lease_expired":
             return self._gave_up(handoff, error.code, None)
         if error.status < 500 and error.code not in _OURS:
@@ -279,6 +306,17 @@ class Decode:
             return failed
         self._health.failed(handoff.worker, failed)
         return self._lost(failed, handoff)
+
+
+def _only_tokens(chunk: Answer) -> Answer:
+    """A chunk that ends an attempt, without its end and its text.
+
+    Under load vLLM puts the last tokens and the end into one chunk. What the text would be if the
+    answer went on is not known there: vLLM no longer waits for a stop string to be complete.
+    """
+    [choice] = chunk["choices"]
+    said: dict[str, Any] = {"delta": {}} if "delta" in choice else {"text": ""}
+    return {**chunk, "choices": [{**choice, **said, "finish_reason": None, "stop_reason": None}]}
 
 
 def _status(error: object) -> int:

@@ -59,6 +59,18 @@ class Reader:
         return self.place.worker
 
 
+@dataclass(frozen=True, slots=True)
+class WorkerAccount:
+    """A decode worker's account of one attempt; None where it gave none."""
+
+    base_tokens_received: int | None = None
+    base_tokens_reused: int | None = None
+    prompt_tokens_computed: int | None = None
+    generated_tokens_recomputed: int | None = None
+    handoff_bytes: int | None = None
+    event: str | None = None
+
+
 @dataclass(slots=True, eq=False)
 class Handoff:
     """KV of a prompt, leased on a prefill worker, for exactly one request to a decode worker."""
@@ -76,9 +88,15 @@ class Handoff:
     context_end: Piece | None = None
     """Where the ledger keeps the context."""
     taken: bool = False
-    """A decode worker has the request and answers for the lease."""
+    """It was sent to the decode worker, which may read it."""
+    over: bool = False
+    """The decode worker ended the call, or the lease was given back: nothing is left to do."""
     lost: bool = False
     """That worker did not end the request itself."""
+    unreadable: bool = False
+    """The decode worker could not read the KV from the prefill worker."""
+    account: WorkerAccount | None = None
+    """Set once it was asked for, since a worker tells it only once."""
     later: list["Handoff"] = field(default_factory=list)
     """Handoffs of the same prompt that followed to resume the answer, in order."""
 
@@ -89,15 +107,3 @@ class Handoff:
     def computed_tokens(self) -> int:
         """Prompt tokens the prefill worker computed."""
         return len(self.reader.prompt.ids) - self.cached_tokens
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerAccount:
-    """A decode worker's account of one attempt; None where it gave none."""
-
-    base_tokens_received: int | None = None
-    base_tokens_reused: int | None = None
-    prompt_tokens_computed: int | None = None
-    generated_tokens_recomputed: int | None = None
-    handoff_bytes: int | None = None
-    event: str | None = None

@@ -126,6 +126,10 @@ class Health:
         """Whether new calls may go to this worker."""
         return self.state(worker_id) == "up"
 
+    def failing(self, worker_id: str) -> bool:
+        """Whether the worker failed and has not answered a probe since, also if it is draining."""
+        return self._circuit(worker_id).why_open is not None
+
     def why_not(self, worker_id: str) -> str | None:
         """What keeps new calls from this worker; None if nothing does."""
         circuit = self._circuit(worker_id)

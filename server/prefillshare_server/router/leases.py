@@ -3,13 +3,16 @@
 import asyncio
 import logging
 from collections.abc import Coroutine
-from contextlib import suppress
 from typing import Any
-from urllib.parse import urlsplit
 
 from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt, wait_random_exponential
 
-from prefillshare_server.router.errors import RouterError, WorkerUnreachable, timed_out
+from prefillshare_server.router.errors import (
+    RouterError,
+    WorkerSilent,
+    WorkerUnreachable,
+    timed_out,
+)
 from prefillshare_server.router.topology import WorkerEndpoint
 from prefillshare_server.router.workers import Workers
 
@@ -17,7 +20,6 @@ logger = logging.getLogger(__name__)
 
 _RELEASE_S = 5.0
 _ATTEMPTS = 3
-_CONNECT_S = 0.5
 _LOOKS_S = (0.0, 0.05, 0.2)
 """Pauses before each look at a worker that may be dying: its port closes after its connections."""
 
@@ -36,16 +38,16 @@ class Leases:
         """
         self._start(self._release(worker, request_id))
 
-    async def release_if_dead(
+    def release_unless_read(
         self, reader: WorkerEndpoint, worker: WorkerEndpoint, request_id: str
     ) -> None:
-        """Release as above if decode worker `reader` is dead, which may have taken the lease.
+        """Release as above unless decode worker `reader`, which was sent the call, may read it.
 
-        Dead is what refuses connections. Any other worker may still be reading the blocks, and they
-        must not get other content under its hands: its lease ends by itself.
+        One that has the call in its engine ends the lease itself. One that cannot be asked may
+        still be reading the blocks, and they must not get other content under its hands: the lease
+        ends by itself.
         """
-        looking = self._start(self._release_if_dead(reader, worker, request_id))
-        await asyncio.shield(looking)
+        self._start(self._release_unless_read(reader, worker, request_id))
 
     async def close(self) -> None:
         """Wait for what is under way."""
@@ -88,29 +90,38 @@ class Leases:
         except TimeoutError:
             raise timed_out("prefill", worker.id, _RELEASE_S) from None
 
-    async def _release_if_dead(
+    async def _release_unless_read(
         self, reader: WorkerEndpoint, worker: WorkerEndpoint, request_id: str
     ) -> None:
         for pause_s in _LOOKS_S:
             await asyncio.sleep(pause_s)
-            if await _is_dead(reader):
-                self.release(worker, request_id)
+            try:
+                reading = await self._reading(reader, request_id)
+            except (WorkerUnreachable, WorkerSilent):
+                continue
+            except RouterError as error:
+                logger.warning("a lease on %s is left to end by itself: %s", worker.id, error)
                 return
+            if not reading:
+                self.release(worker, request_id)
+            return
 
-
-async def _is_dead(worker: WorkerEndpoint) -> bool:
-    address = urlsplit(worker.url)
-    try:
-        async with asyncio.timeout(_CONNECT_S):
-            _, writer = await asyncio.open_connection(address.hostname, address.port or 80)
-    except ConnectionRefusedError:
-        return True
-    except OSError:  # TimeoutError is one: a host that does not answer may go on reading.
-        return False
-    writer.close()
-    with suppress(OSError):
-        await writer.wait_closed()
-    return False
+    async def _reading(self, reader: WorkerEndpoint, request_id: str) -> bool:
+        """Whether the decode worker has the call; if not, it will not take it any more."""
+        try:
+            answer = await self._workers.json(
+                "POST",
+                reader,
+                "/prefillshare/abandon",
+                phase="decode",
+                timeout_s=_RELEASE_S,
+                body={"request_id": request_id},
+            )
+        except WorkerUnreachable as error:
+            if error.sent:
+                raise
+            return False  # It is dead.
+        return bool(answer["reading"])
 
 
 def _may_repeat(error: BaseException) -> bool:

@@ -2,7 +2,7 @@
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -72,7 +72,7 @@ class Prefill:
     async def handoffs(
         self, ask: Ask, session: Session | None, readers: Sequence[Reader]
     ) -> AsyncIterator[list[Handoff]]:
-        """Prefill for every reader; leases that nobody took by the end of the block are released.
+        """Prefill for every reader; leases that are open at the end of the block are given back.
 
         The first prefill runs alone: it pins the session and fills the prefix cache, so that the
         others compute only what does not fill a KV block. Raises RouterError(400) for a call whose
@@ -101,25 +101,27 @@ class Prefill:
         finally:
             for reader in readers:
                 for handoff in self._made.pop(reader):
-                    if not handoff.taken:
-                        self.release(handoff)
+                    self.give_back(handoff)
 
-    async def again(self, ask: Ask, session: Session | None, reader: Reader) -> Handoff:
-        """Another handoff of the prompt for a reader inside `handoffs`, to resume its answer."""
-        return await self._handoff(ask, session, reader, None)
+    async def again(
+        self, ask: Ask, session: Session | None, reader: Reader, *, avoid: Collection[str] = ()
+    ) -> Handoff:
+        """Another handoff of the prompt for a reader inside `handoffs`, to resume its answer.
 
-    def release(self, handoff: Handoff) -> None:
-        """Give back, in the background, a lease that no decode worker took."""
-        self._leases.release(handoff.placed.worker, handoff.request_id)
-
-    async def release_lost(self, handoff: Handoff) -> None:
-        """Give back a lease whose decode worker broke off the call, if that worker is dead.
-
-        One that lives may still be reading the blocks: its lease ends by itself.
+        Prefill workers in `avoid` are taken only if no other is available.
         """
-        await self._leases.release_if_dead(
-            handoff.worker, handoff.placed.worker, handoff.request_id
-        )
+        return await self._handoff(ask, session, reader, None, avoid)
+
+    def give_back(self, handoff: Handoff) -> None:
+        """See in the background that the lease ends, unless that is settled. Mutates `handoff`."""
+        if handoff.over:
+            return
+        handoff.over = True
+        worker = handoff.placed.worker
+        if handoff.taken:
+            self._leases.release_unless_read(handoff.worker, worker, handoff.request_id)
+        else:
+            self._leases.release(worker, handoff.request_id)
 
     def in_hand(self, worker_id: str) -> int:
         """Prefills that run on this worker now, and handoffs of it that calls may still read."""
@@ -163,7 +165,12 @@ class Prefill:
                 )
 
     async def _handoff(
-        self, ask: Ask, session: Session | None, reader: Reader, pin: str | None
+        self,
+        ask: Ask,
+        session: Session | None,
+        reader: Reader,
+        pin: str | None,
+        avoid: Collection[str] = (),
     ) -> Handoff:
         """Prefill until it succeeds, on other workers where possible, but not for ever.
 
@@ -180,7 +187,7 @@ class Prefill:
                 reraise=True,
             ):
                 with attempt:
-                    placed = await self._placed(session, pin, tried, deadline)
+                    placed = await self._placed(session, pin, [*avoid, *tried], deadline)
                     if tried:
                         self._metrics.retried("prefill")
                     tried.append(placed.worker.id)

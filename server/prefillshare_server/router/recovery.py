@@ -60,10 +60,7 @@ class Recovery:
                     return
                 except Interrupted as interrupted:
                     broken = interrupted
-                if not current.taken:
-                    self._prefill.release(current)
-                elif broken.lost:
-                    await self._prefill.release_lost(current)
+                self._prefill.give_back(current)
                 splice.restart(broken.partial)
                 fruitless = 0 if len(splice.ids) > known else fruitless + 1
                 if fruitless > FRUITLESS_ATTEMPTS or not self._can_go_on(ask, current, broken):
@@ -86,6 +83,7 @@ class Recovery:
         reader = first.reader
         avoid = reader.worker.id if broken.lost else None
         await self._admission.move(reader, ask, generated=generated, avoid=avoid)
-        again = await self._prefill.again(ask, session, reader)
+        unreadable = {each.placed.worker.id for each in (first, *first.later) if each.unreadable}
+        again = await self._prefill.again(ask, session, reader, avoid=unreadable)
         first.later.append(again)
         return again

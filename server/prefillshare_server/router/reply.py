@@ -10,6 +10,7 @@ from prefillshare_server.router.handoff import Handoff
 
 _INTERNAL = ("kv_transfer_params", "ec_transfer_params")
 _TOKEN_IDS = ("prompt_token_ids", "token_ids")
+_REASONING = ("reasoning", "reasoning_content")
 
 
 class WholeReply:
@@ -57,11 +58,11 @@ class StreamReply:
         if not answer.get("choices"):
             self._end = answer
             return ()
-        [choice] = answer["choices"]
+        choice = _shown(answer["choices"][0], self._ask)
         if not self._ask.return_token_ids and _says_nothing(choice):
             return ()
         chunk = self._named(answer)
-        chunk["choices"] = [_shown(choice, self._ask) | {"index": handoff.reader.index}]
+        chunk["choices"] = [choice | {"index": handoff.reader.index}]
         if choice.get("finish_reason") is not None:
             self._unfinished -= 1
             if not self._unfinished and not self._ask.include_usage:
@@ -75,17 +76,27 @@ class StreamReply:
         return [{**last, "prefillshare": report}]
 
     def _named(self, answer: Answer) -> Answer:
-        return _shown(answer, self._ask) | {
-            "id": self._ask.answer_id,
-            "created": self._created,
-            "model": self._ask.role,
-        }
+        kind = "chat.completion.chunk" if self._ask.kind == "chat" else "text_completion"
+        return (
+            {"object": kind}
+            | _shown(answer, self._ask)
+            | {
+                "id": self._ask.answer_id,
+                "created": self._created,
+                "model": self._ask.role,
+            }
+        )
 
 
 def _shown(part: Mapping[str, Any], ask: Ask) -> dict[str, Any]:
     """A copy without what the client did not ask for."""
     hidden = _INTERNAL if ask.return_token_ids else _INTERNAL + _TOKEN_IDS
-    return {key: value for key, value in part.items() if key not in hidden}
+    shown = {key: value for key, value in part.items() if key not in hidden}
+    if ask.body.get("include_reasoning") is False:
+        for name in {"message", "delta"} & shown.keys():
+            said = shown[name].items()
+            shown[name] = {key: value for key, value in said if key not in _REASONING}
+    return shown
 
 
 def _says_nothing(choice: Mapping[str, Any]) -> bool:

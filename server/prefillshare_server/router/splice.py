@@ -56,6 +56,8 @@ class StreamSplice:
             said = {"text": self._new_text(("text",), choice.get("text") or "")}
         if not self._resumed:
             return chunk
+        if choice.get("finish_reason") is not None:
+            self._require_whole()
         if not fresh and not any(said.values()) and choice.get("finish_reason") is None:
             return None
         spliced = choice | said | {"token_ids": fresh}
@@ -63,6 +65,14 @@ class StreamSplice:
         spliced.pop("prompt_token_ids", None)
         rest = {key: value for key, value in chunk.items() if key != "prompt_token_ids"}
         return {**rest, "choices": [spliced]}
+
+    def _require_whole(self) -> None:
+        """An attempt that ends before it is where the client is was another answer."""
+        if self._position < len(self.ids):
+            raise resume_mismatch("fewer tokens")
+        for path, sent in self._sent.items():
+            if len(self._replayed.get(path, "")) < len(sent):
+                raise resume_mismatch(".".join(path))
 
     def _new_delta(self, delta: Mapping[str, Any]) -> dict[str, Any]:
         new: dict[str, Any] = {}
