@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, NoReturn, Self, TypeVar
 
 import aiohttp
+from pydantic import BaseModel, ValidationError
 
 from prefillshare_server.config import Cluster
 from prefillshare_server.launch.plan import WorkerSpec, plan
@@ -80,11 +81,17 @@ class LocalCluster:
         await self.stop()
 
     async def stop(self) -> None:
-        """Stop every worker; returns when none of their processes is left."""
+        """Stop every worker; returns when none of their processes is left.
+
+        Raises WorkerFailedError for one that cannot be stopped, when the others are.
+        """
         if self._supervision is not None:
             self._supervision.cancel()
             await asyncio.wait({self._supervision})
-        await asyncio.gather(*(worker.stop() for worker in self._workers.values()))
+        stops = (worker.stop() for worker in self._workers.values())
+        for failure in await asyncio.gather(*stops, return_exceptions=True):
+            if failure is not None:
+                raise failure
 
     async def supervise(self, on_event: OnEvent | None = None) -> NoReturn:
         """Start workers that die again, where they were, until cancelled or stopped.
@@ -118,15 +125,19 @@ class LocalCluster:
         try:
             return await self._start_once(spec, http)
         except WorkerFailedError:
-            if not self._workers[spec.name].failed_on_port:
+            worker = self._workers.get(spec.name)
+            if worker is None or not worker.failed_on_port:
                 raise
-            await self._workers[spec.name].stop(STOP_STARTING_TIMEOUT_S)
+            await worker.stop(STOP_STARTING_TIMEOUT_S)
             return await self._start_once(spec.on_new_ports(), http)
 
     async def _start_once(
         self, spec: WorkerSpec, http: aiohttp.ClientSession, *, restart: int = 0
     ) -> WorkerEndpoint:
-        worker = self._workers[spec.name] = WorkerProcess(spec, restart=restart)
+        try:
+            worker = self._workers[spec.name] = WorkerProcess(spec, restart=restart)
+        except OSError as error:
+            raise WorkerFailedError(spec, f"it cannot be started: {error}") from error
         self._on_event(spec.name, "starting", f"port {spec.port}")
         loading = False
         while True:
@@ -138,13 +149,13 @@ class LocalCluster:
                 self._on_event(spec.name, "loading", str(spec.model))
             info = await _info(spec.endpoint, http)
             # Another worker may have taken the port, before ours could fail on it.
-            if info is not None and info["pid"] == worker.pid:
+            if info is not None and info.pid == worker.pid:
                 worker.serving = True
                 return replace(
                     spec.endpoint,
-                    block_size=info["block_size"],
-                    block_bytes=info["block_bytes"],
-                    num_blocks=info["num_blocks"],
+                    block_size=info.block_size,
+                    block_bytes=info.block_bytes,
+                    num_blocks=info.num_blocks,
                 )
             await asyncio.sleep(_POLL_S)
 
@@ -225,17 +236,25 @@ def _too_slow(spec: WorkerSpec, limit_s: float) -> WorkerFailedError:
     )
 
 
-async def _info(endpoint: WorkerEndpoint, http: aiohttp.ClientSession) -> dict[str, Any] | None:
+class _Info(BaseModel):
+    """What a worker says of itself, as far as it matters here."""
+
+    pid: int
+    block_size: int
+    block_bytes: int
+    num_blocks: int
+
+
+async def _info(endpoint: WorkerEndpoint, http: aiohttp.ClientSession) -> _Info | None:
     """The worker's description of itself; None while it does not serve yet."""
     try:
-        # Whoever else may listen there need not answer.
+        # Whoever else may listen there need not answer, nor in our terms.
         timeout = aiohttp.ClientTimeout(total=_INFO_TIMEOUT_S)
         async with http.get(f"{endpoint.url}/prefillshare/info", timeout=timeout) as response:
             if response.status != 200:
                 return None
-            info: dict[str, Any] = await response.json()
-            return info
-    except (aiohttp.ClientError, TimeoutError):
+            return _Info.model_validate_json(await response.read())
+    except (aiohttp.ClientError, TimeoutError, ValidationError):
         return None
 
 

@@ -8,6 +8,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Literal
 
 import psutil
@@ -26,6 +27,9 @@ TRACKER_TIMEOUT_S = 5.0
 KILL_TIMEOUT_S = 30.0
 _POLL_S = 0.05
 _TAIL_BYTES = 256 * 1024
+
+LONGEST_LOG = 8 * 1024**2
+"""Bytes. A restart begins a new log when the one so far is longer, and keeps that one aside."""
 
 _OURS = re.compile(r"prefillshare: .*")
 _BAD_ARGUMENT = re.compile(r"^worker\.py: error: (.+(?:\n .+)*)", re.MULTILINE)
@@ -54,7 +58,7 @@ class WorkerProcess:
     def __init__(self, spec: WorkerSpec, *, restart: int = 0) -> None:
         """Start it. Call from a thread that lives as long as the worker: see lifetime.py.
 
-        `restart` counts the starts before this one, whose log is kept.
+        `restart` counts the starts before this one, whose log is kept. Raises OSError.
         """
         self.spec = spec
         self.restart = restart
@@ -62,6 +66,8 @@ class WorkerProcess:
         """Whether it has answered: such a worker gets time to stop."""
         self._stopped = False
         spec.log.parent.mkdir(parents=True, exist_ok=True)
+        if restart:
+            _set_aside_if_long(spec.log)
         with spec.log.open("ab" if restart else "wb") as log:
             if restart:
                 log.write(
@@ -90,10 +96,13 @@ class WorkerProcess:
 
     @property
     def log_tail(self) -> str:
-        """The end of what it logged since this start."""
-        with self.spec.log.open("rb") as log:
-            log.seek(max(self._log_start, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
-            return log.read().decode(errors="replace")
+        """The end of what it logged since this start; nothing if somebody took the log away."""
+        try:
+            with self.spec.log.open("rb") as log:
+                log.seek(max(self._log_start, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
+                return log.read().decode(errors="replace")
+        except OSError:
+            return ""
 
     @property
     def failed_on_port(self) -> bool:
@@ -112,7 +121,10 @@ class WorkerProcess:
         return WorkerFailedError(self.spec, reason)
 
     async def stop(self, timeout_s: float | None = None) -> None:
-        """SIGTERM, then SIGKILL after `timeout_s`; returns when no process of it is left."""
+        """SIGTERM, then SIGKILL after `timeout_s`; returns when no process of it is left.
+
+        Raises WorkerFailedError when some outlive even that, as in a call of a broken driver.
+        """
         if self._stopped:
             return
         if timeout_s is None:
@@ -128,7 +140,9 @@ class WorkerProcess:
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         if not await self._gone_within(KILL_TIMEOUT_S, family):
-            raise RuntimeError(f"processes of worker {self.spec.name} outlive SIGKILL: {family}")
+            left = [process.pid for process in family if _alive([process])]
+            left += [self.pid] if self.running else []
+            raise WorkerFailedError(self.spec, f"processes of it outlive SIGKILL: {left}")
         self._process.wait()
         self._stopped = True
 
@@ -165,6 +179,13 @@ class WorkerProcess:
                 if process.pid != self.pid and os.getpgid(process.pid) == self.pid:
                     family.add(process)
         return list(family)
+
+
+def _set_aside_if_long(log: Path) -> None:
+    """As `<name>.log.1`, in place of an older one."""
+    with suppress(FileNotFoundError):
+        if log.stat().st_size > LONGEST_LOG:
+            log.replace(log.with_name(f"{log.name}.1"))
 
 
 def _is_resource_tracker(process: psutil.Process) -> bool:
