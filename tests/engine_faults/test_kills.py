@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 from prefillshare_server.config import Cluster
+from prefillshare_server.launch import supervisor
 from tests.engine_faults.at_rest import assert_at_rest, state, until
 from tests.engine_faults.calls import Answer, CallFailedError, Kind, call, chunks
 from tests.served import Served, serve_in_thread
@@ -77,8 +78,11 @@ def nothing_left_behind() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory, nothing_left_behind: None) -> Iterator[Served]:
     logs = tmp_path_factory.mktemp("logs")
-    with serve_in_thread(CLUSTER, log_dir=logs, supervised=True) as running:
-        yield running
+    with pytest.MonkeyPatch.context() as patch:
+        # The tests kill faster than a supervisor should forgive.
+        patch.setattr(supervisor, "STABLE_S", 0.0)
+        with serve_in_thread(CLUSTER, log_dir=logs, supervised=True) as running:
+            yield running
 
 
 @pytest.fixture(autouse=True)

@@ -50,6 +50,17 @@ def idle(pair: Pair) -> Pair:
 
 
 @pytest.fixture
+def settled(idle: Pair) -> Iterator[None]:
+    """The test ends with all blocks free, long before a lease ends, and without an error line."""
+    workers = (idle.prefill_worker, idle.decode_worker)
+    before = [idle.errors_logged(worker) for worker in workers]
+    yield
+    for worker in workers:
+        idle.wait_until_idle(worker)
+    assert [idle.errors_logged(worker) for worker in workers] == before
+
+
+@pytest.fixture
 def tokens(request: pytest.FixtureRequest) -> Callable[[int], list[int]]:
     """Random token ids, different in every test and the same in every run."""
     generator = random.Random(request.node.nodeid)

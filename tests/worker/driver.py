@@ -23,6 +23,7 @@ from prefillshare_server.router.topology import WorkerEndpoint
 T = TypeVar("T")
 BLOCK = 32
 START_TIMEOUT_S = 180
+TIMEOUT_S = 60
 
 
 class LoopThread:
@@ -95,7 +96,7 @@ class Pair:
     base_dir: Path
     decoder_dir: Path
     log_dir: Path
-    http: httpx.Client = field(default_factory=lambda: httpx.Client(timeout=60))
+    http: httpx.Client = field(default_factory=lambda: httpx.Client(timeout=TIMEOUT_S))
     _ids: Iterator[int] = field(default_factory=count)
     _prefilled: list[str] = field(default_factory=list)
 
@@ -122,10 +123,14 @@ class Pair:
         return answer
 
     def decode(
-        self, prompt: Sequence[int], handoff: dict[str, Any] | None, **sampling: Any
+        self,
+        prompt: Sequence[int],
+        handoff: dict[str, Any] | None,
+        request_id: str | None = None,
+        **sampling: Any,
     ) -> Answer:
         """Greedy completion of token ids with logprobs, on the given handoff."""
-        request_id = f"call-{next(self._ids)}"
+        request_id = request_id or f"call-{next(self._ids)}"
         body = {
             "model": self.decode_worker.model,
             "prompt": list(prompt),
@@ -167,7 +172,12 @@ class Pair:
 
     @contextmanager
     def streaming(
-        self, prompt: Sequence[int], handoff: dict[str, Any], **sampling: Any
+        self,
+        prompt: Sequence[int],
+        handoff: dict[str, Any],
+        request_id: str | None = None,
+        timeout_s: float = TIMEOUT_S,
+        **sampling: Any,
     ) -> Iterator[Iterator[str]]:
         """Lines of a streamed completion that is aborted at the end of the block."""
         body = {
@@ -180,7 +190,10 @@ class Pair:
             **sampling,
         }
         url = f"{self.decode_worker.url}/v1/completions"
-        with self.http.stream("POST", url, json=body) as response:
+        headers = {"X-Request-Id": request_id or f"call-{next(self._ids)}"}
+        with self.http.stream(
+            "POST", url, json=body, headers=headers, timeout=timeout_s
+        ) as response:
             yield response.iter_lines()
 
     def call(self, prompt: Sequence[int], **sampling: Any) -> Answer:
@@ -242,6 +255,15 @@ class Pair:
         )
         assert response.status_code == 204, response.text
 
+    def abandon(self, request_id: str) -> bool:
+        """Tell the decode worker that nobody waits for the call; whether it may read its KV."""
+        response = self.http.post(
+            f"{self.decode_worker.url}/prefillshare/abandon", json={"request_id": request_id}
+        )
+        assert response.status_code == 200, response.text
+        reading: bool = response.json()["reading"]
+        return reading
+
     def release_all(self) -> None:
         """Release every prefill since the last time."""
         while self._prefilled:
@@ -291,10 +313,27 @@ def family(pid: int) -> list[psutil.Process]:
     return [process, *process.children(recursive=True)]
 
 
+@contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    """The process and all that it started do nothing inside, but are there."""
+    processes = family(pid)
+    try:
+        for process in processes:
+            process.suspend()
+        yield
+    finally:
+        for process in processes:
+            process.resume()
+
+
+def changed(handoff: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    """The handoff with other values in our part of it."""
+    return {**handoff, "prefillshare": {**handoff["prefillshare"], **fields}}
+
+
 def resuming(handoff: dict[str, Any], begun: Sequence[int]) -> dict[str, Any]:
     """The handoff for an answer that goes on after the tokens `begun`."""
-    ours = {**handoff["prefillshare"], "generated_ids": list(begun)}
-    return {**handoff, "prefillshare": ours}
+    return changed(handoff, generated_ids=list(begun))
 
 
 def pair_of(workers: LocalCluster, base: str, decoder: str, log_dir: Path) -> Pair:

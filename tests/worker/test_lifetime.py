@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,16 +16,20 @@ import pytest
 
 from prefillshare_server.config import Cluster
 from prefillshare_server.launch.plan import WorkerSpec, plan
+from prefillshare_server.vllm_plugin.handoff import lease_margin_s
+from tests.reference import base_cache_logprobs
 from tests.worker.conftest import CLUSTER
-from tests.worker.driver import Pair, family, pair_of, resuming, running
+from tests.worker.driver import Pair, changed, family, pair_of, resuming, running, stopped
 from tests.worker.test_waiting import CORE_SHARE, core_shares
 
 pytestmark = pytest.mark.engine
 
 Tokens = Callable[[int], list[int]]
 
-LEASE_S = 12
-HANDOFF_S = 7
+LEASE_S = 10
+HANDOFF_S = 5
+MARGIN_S = lease_margin_s(LEASE_S) + 2 * CLUSTER.kv.clock_skew_s
+"""Less than this, and a decode worker refuses a handoff."""
 
 LAUNCHER = """
 import asyncio, sys
@@ -46,9 +50,15 @@ asyncio.run(main())
 
 def crash(pid: int) -> None:
     """Kill a worker as the kernel does when memory runs out: without a chance to clean up."""
-    for process in family(pid):
+    # All found before the first is killed: the others then end by themselves.
+    victims = [
+        process
+        for process in family(pid)
         # Not a part of the worker that can crash: it removes what the others leave.
-        if "resource_tracker" not in " ".join(process.cmdline()):
+        if "resource_tracker" not in " ".join(process.cmdline())
+    ]
+    for process in victims:
+        with suppress(psutil.NoSuchProcess):
             process.kill()
 
 
@@ -85,6 +95,8 @@ class Doomed:
 
     pair: Pair
     stop: Callable[[], None]
+    taken: int
+    """The port that both workers were to listen on, and that was not free."""
 
 
 @pytest.fixture(scope="module")
@@ -96,10 +108,28 @@ def doomed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Doomed]:
         }
     )
     log_dir = tmp_path_factory.mktemp("logs")
-    with running(cluster, log_dir) as (workers, stop):
-        pair = pair_of(workers, "tiny-base", "tiny-a", log_dir)
-        with pair.http:
-            yield Doomed(pair, stop)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as taken,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        port = taken.getsockname()[1]
+
+        def unlucky_plan(cluster: Cluster, *, log_dir: Path) -> list[WorkerSpec]:
+            prefill, decode = plan(cluster, log_dir=log_dir)
+            return [replace(prefill, port=port), replace(decode, side_channel_port=port)]
+
+        patch.setattr("prefillshare_server.launch.local_cluster.plan", unlucky_plan)
+        with running(cluster, log_dir) as (workers, stop):
+            pair = pair_of(workers, "tiny-base", "tiny-a", log_dir)
+            with pair.http:
+                yield Doomed(pair, stop, port)
+
+
+def test_workers_whose_ports_were_taken_start_on_others(doomed: Doomed, tokens: Tokens) -> None:
+    workers = (doomed.pair.prefill_worker, doomed.pair.decode_worker)
+    assert [worker.id for worker in workers] == ["prefill-0", "solver-0"]
+    assert not [worker for worker in workers if worker.url.endswith(f":{doomed.taken}")]
+    assert doomed.pair.call(tokens(100)).status == 200
 
 
 def test_an_unread_handoff_is_freed_when_its_lease_ends(doomed: Doomed, tokens: Tokens) -> None:
@@ -117,26 +147,13 @@ def test_an_unread_handoff_is_freed_when_its_lease_ends(doomed: Doomed, tokens: 
     assert (answer.status, answer.error["code"]) == (503, "lease_expired")
 
 
-@contextmanager
-def stuck(pair: Pair) -> Iterator[None]:
-    """The prefill worker does nothing inside, but is there."""
-    processes = family(pair.pids["prefill-0"])
-    try:
-        for process in processes:
-            process.suspend()
-        yield
-    finally:
-        for process in processes:
-            process.resume()
-
-
 def test_a_pull_outlasts_a_prefill_worker_that_is_stuck_for_a_while(
     doomed: Doomed, tokens: Tokens
 ) -> None:
     prompt = tokens(600)
     handoff = doomed.pair.prefill(prompt)
     with ThreadPoolExecutor(1) as pool:
-        with stuck(doomed.pair):
+        with stopped(doomed.pair.pids["prefill-0"]):
             answer = pool.submit(doomed.pair.decode, prompt, handoff)
             time.sleep(1)
             pending = not answer.done()
@@ -151,13 +168,11 @@ def test_waiting_for_a_stuck_prefill_worker_ends_with_a_mark(
     # Of 39 blocks each pull takes 19, so the third does not even begin.
     prompts = [tokens(600) for _ in range(3)]
     handoffs = [resuming(pair.prefill(prompt), begun) for prompt in prompts]
-    last = tokens(100)
-    last_handoff = pair.prefill(last)
-    with ThreadPoolExecutor(3) as pool, stuck(pair):
+    with ThreadPoolExecutor(3) as pool, stopped(pair.pids["prefill-0"]):
         started = time.monotonic()
         calls = [pool.submit(pair.decode, *call) for call in zip(prompts, handoffs, strict=True)]
         time.sleep(1)
-        shares = core_shares(pair.pids)
+        shares = core_shares(pair.pids, window_s=HANDOFF_S - 2)
         answers = [call.result() for call in calls]
         waited = time.monotonic() - started
         # What a pull may still write to belongs to nobody else.
@@ -172,8 +187,44 @@ def test_waiting_for_a_stuck_prefill_worker_ends_with_a_mark(
         account = pair.account(answer)
         assert (account["event"], account["base_tokens_received"]) == ("handoff_timeout", 0)
     # The prefill worker moves again: the late pulls end, and the next one is served.
-    assert pair.decode(last, last_handoff).status == 200
+    pair.call(tokens(100))
     pair.wait_until_idle(pair.decode_worker)
+    pair.wait_until_idle(pair.prefill_worker, timeout_s=LEASE_S + 5)
+
+
+@pytest.mark.parametrize("late", ["prefill-0", "solver-0"])
+def test_a_pull_that_ends_after_the_lease_is_not_used(
+    doomed: Doomed, tokens: Tokens, late: str
+) -> None:
+    pair, prompt, other = doomed.pair, tokens(300), tokens(100)
+    # The decode worker is busy, so that it stops within a step rather than between two.
+    busy = pair.streaming(other, pair.prefill(other), max_tokens=700)
+    handoff = pair.prefill(prompt)
+    with busy as lines, ThreadPoolExecutor(1) as pool, ExitStack() as until_late:
+        next(lines)
+        with stopped(pair.pids["prefill-0"]):
+            # Little more than a decode worker asks for. The blocks stay what they are all the same.
+            expires_at = time.time() + MARGIN_S + 0.5
+            call = pool.submit(pair.decode, prompt, changed(handoff, expires_at=expires_at))
+            while pair.state(pair.decode_worker)["waiting"] < 1:
+                assert time.time() < expires_at
+                time.sleep(0.01)
+            if late == "solver-0":
+                until_late.enter_context(stopped(pair.pids[late]))
+            else:
+                time.sleep(expires_at - time.time())
+        time.sleep(max(0, expires_at - time.time()))
+        until_late.close()
+        answer = call.result()
+    assert answer.choice["stop_reason"] == "prefillshare:handoff_timeout"
+    assert answer.token_ids == []
+    assert pair.account(answer)["base_tokens_received"] == 0
+    pair.wait_until_idle(pair.decode_worker)
+    again = pair.call(prompt)
+    account = pair.account(again)
+    assert (account["base_tokens_reused"], account["base_tokens_received"]) == (0, 299)
+    expected = base_cache_logprobs(pair.base_dir, pair.decoder_dir, prompt, again.token_ids)
+    assert again.logprobs == pytest.approx(expected, abs=1e-3)
     pair.wait_until_idle(pair.prefill_worker, timeout_s=LEASE_S + 5)
 
 
@@ -198,22 +249,6 @@ def test_a_stopped_cluster_leaves_nothing(doomed: Doomed) -> None:
     assert listened
     doomed.stop()
     assert_gone(processes, listened, segments)
-
-
-def test_workers_whose_ports_were_taken_start_on_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-
-        def unlucky_plan(cluster: Cluster, *, log_dir: Path) -> list[WorkerSpec]:
-            prefill, decode = plan(cluster, log_dir=log_dir)
-            return [replace(prefill, port=port), replace(decode, side_channel_port=port)]
-
-        monkeypatch.setattr("prefillshare_server.launch.local_cluster.plan", unlucky_plan)
-        with running(CLUSTER, tmp_path) as (workers, _):
-            assert [endpoint.id for endpoint in workers.endpoints] == ["prefill-0", "solver-0"]
-            assert f":{port}" not in workers.endpoints[0].url
 
 
 def test_workers_die_with_a_killed_launcher(tmp_path: Path) -> None:

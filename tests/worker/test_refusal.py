@@ -7,16 +7,11 @@ from typing import Any
 import pytest
 
 from tests.reference import base_cache_logprobs
-from tests.worker.driver import Pair
+from tests.worker.driver import Pair, changed
 
 pytestmark = pytest.mark.engine
 
 Tokens = Callable[[int], list[int]]
-
-
-def changed(handoff: dict[str, Any], **fields: Any) -> dict[str, Any]:
-    """The handoff with other values in our part of it."""
-    return {**handoff, "prefillshare": {**handoff["prefillshare"], **fields}}
 
 
 @pytest.fixture

@@ -1,26 +1,16 @@
 """The router ends a call at the prefill worker, whatever has become of the call there."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from tests.worker.driver import Pair
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("settled")]
 
 Tokens = Callable[[int], list[int]]
-
-
-@pytest.fixture(autouse=True)
-def leaves_nothing_and_reports_nothing(idle: Pair) -> Iterator[None]:
-    """Each test ends with all blocks free, long before a lease ends, and without an error line."""
-    before = idle.errors_logged(idle.prefill_worker)
-    yield
-    idle.wait_until_idle(idle.prefill_worker)
-    idle.wait_until_idle(idle.decode_worker)
-    assert idle.errors_logged(idle.prefill_worker) == before
 
 
 def test_an_open_lease(idle: Pair, tokens: Tokens) -> None:

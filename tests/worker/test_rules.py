@@ -8,9 +8,21 @@ import pytest
 
 from prefillshare_server.launch.process import reason_in
 from prefillshare_server.vllm_plugin.admission import Admission
-from prefillshare_server.vllm_plugin.calls import CallLog, router_request_id
+from prefillshare_server.vllm_plugin.calls import (
+    BEGUN_CAPACITY,
+    CAPACITY,
+    Begun,
+    CallLog,
+    router_request_id,
+)
 from prefillshare_server.vllm_plugin.engine_loop import FIRST_WAIT_S, LONGEST_WAIT_S, CalmWait
-from prefillshare_server.vllm_plugin.handoff import ReadableParams, Rules, SingleUse, prompt_digest
+from prefillshare_server.vllm_plugin.handoff import (
+    Deadlines,
+    ReadableParams,
+    Rules,
+    SingleUse,
+    prompt_digest,
+)
 
 BASE = "0123456789abcdef"
 RULES = Rules(base_fingerprint=BASE, lease_s=120, clock_skew_s=1, vocabulary=256)
@@ -39,7 +51,7 @@ def params(**changes: Any) -> dict[str, Any]:
 
 def judged(body: dict[str, Any]) -> str | None:
     """Code of the refusal, None when admitted."""
-    refused = Admission(RULES).refusal(json.dumps(body).encode())
+    refused = Admission(RULES, Begun()).refusal(json.dumps(body).encode())
     return refused.code if refused is not None else None
 
 
@@ -66,22 +78,25 @@ def test_an_incomplete_handoff_is_no_handoff(broken: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"n": "two"}'])
 def test_what_cannot_be_judged_is_left_to_vllm(body: bytes) -> None:
-    assert Admission(RULES).refusal(body) is None
+    assert Admission(RULES, Begun()).refusal(body) is None
 
 
 def test_a_lease_must_outlast_the_first_heartbeat() -> None:
     ours = params()["prefillshare"]
-    # A lease of 120 s is renewed every 20 s; the other clock may be a second ahead.
-    enough = {**ours, "expires_at": time.time() + 23}
-    short = {**ours, "expires_at": time.time() + 21}
+    # A lease of 120 s is renewed every 20 s; the other clock may be two seconds ahead.
+    enough = {**ours, "expires_at": time.time() + 24}
+    short = {**ours, "expires_at": time.time() + 22}
     assert judged({"kv_transfer_params": params(prefillshare=enough)}) is None
     assert judged({"kv_transfer_params": params(prefillshare=short)}) == "lease_expired"
 
 
-@pytest.mark.parametrize(("clock_skew_s", "judged_as"), [(0.0, None), (5.0, "lease_expired")])
+@pytest.mark.parametrize(
+    ("clock_skew_s", "judged_as"), [(0.0, None), (0.9, None), (1.1, "lease_expired")]
+)
 def test_a_clock_that_is_behind_does_not_stretch_a_lease(
     clock_skew_s: float, judged_as: str | None
 ) -> None:
+    # This clock is behind the router's by that much, and the prefill worker's is ahead of it.
     rules = Rules(base_fingerprint=BASE, lease_s=6, clock_skew_s=clock_skew_s, vocabulary=256)
     readable = ReadableParams.of(params())
     assert readable is not None
@@ -104,6 +119,33 @@ def test_a_clock_that_is_behind_does_not_stretch_a_lease(
 def test_an_answer_so_far_is_made_of_tokens(generated: Any, judged_as: str | None) -> None:
     ours = {**params()["prefillshare"], "generated_ids": generated}
     assert judged({"kv_transfer_params": params(prefillshare=ours)}) == judged_as
+
+
+def test_base_kv_that_came_in_time_is_not_overdue() -> None:
+    deadlines = Deadlines()
+    deadlines.set("a", 10)
+    deadlines.came("a", now=10)
+    assert deadlines.overdue(now=99) == []
+
+
+def test_base_kv_that_came_too_late_is_overdue() -> None:
+    # However long the engine's step took in which it came.
+    deadlines = Deadlines()
+    deadlines.set("a", 10)
+    assert deadlines.overdue(now=10) == []
+    deadlines.came("a", now=10.1)
+    assert deadlines.overdue(now=10.1) == ["a"]
+    deadlines.drop("a")
+    assert deadlines.overdue(now=99) == []
+
+
+def test_requests_end_each_at_its_own_deadline() -> None:
+    deadlines = Deadlines()
+    for request_id, deadline in {"a": 12, "b": 11, "c": 13}.items():
+        deadlines.set(request_id, deadline)
+    assert deadlines.overdue(now=11.5) == ["b"]
+    deadlines.came("unknown", now=0)
+    assert sorted(deadlines.overdue(now=12.5)) == ["a", "b"]
 
 
 def test_a_handoff_is_taken_once() -> None:
@@ -148,6 +190,43 @@ def test_the_call_log_is_bounded_and_read_once() -> None:
     assert log.pop("a") is None
     assert log.pop("c") == {"name": "c"}
     assert log.pop("c") is None
+
+
+def test_a_call_that_is_given_up_first_does_not_begin() -> None:
+    begun = Begun()
+    assert not begun.give_up("a")
+    assert not begun.begin("cmpl-a-0")
+    assert not begun.give_up("a")
+    assert begun.begin("cmpl-b-0")
+
+
+def test_a_call_that_began_cannot_be_kept_from_the_engine() -> None:
+    begun = Begun()
+    assert begun.begin("chatcmpl-a")
+    assert begun.give_up("a")
+    assert begun.give_up("a")
+    assert not begun.give_up("aa")
+
+
+def test_given_up_calls_are_refused_before_vllm_sees_them() -> None:
+    begun, body = Begun(), json.dumps({"kv_transfer_params": params()}).encode()
+    begun.give_up("a")
+    refused = Admission(RULES, begun).refusal(body, "a")
+    assert refused is not None
+    assert (refused.code, refused.retryable) == ("call_given_up", False)
+    assert Admission(RULES, begun).refusal(body, "b") is None
+    assert Admission(RULES, begun).refusal(body) is None
+
+
+def test_what_is_known_of_calls_is_bounded() -> None:
+    begun = Begun()
+    for call in range(100_000):
+        begun.begin(f"cmpl-{call}-0")
+        begun.give_up(f"never-{call}")
+    assert begun.give_up("99999")
+    assert not begun.begin("cmpl-never-99999-0")
+    assert len(begun._begun) <= BEGUN_CAPACITY
+    assert len(begun._given_up) <= CAPACITY
 
 
 def test_waits_grow_with_idle_time_and_start_again_after_work() -> None:

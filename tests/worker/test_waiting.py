@@ -11,12 +11,12 @@ pytestmark = pytest.mark.engine
 
 Tokens = Callable[[int], list[int]]
 
-WINDOW_S = 5.0
+WINDOW_S = 3.0
 CORE_SHARE = 0.05
 
 
-def core_shares(pids: dict[str, int]) -> dict[str, float]:
-    """Cores that each worker's processes use on average over the window."""
+def core_shares(pids: dict[str, int], window_s: float = WINDOW_S) -> dict[str, float]:
+    """Cores that each worker's processes use on average over the next seconds."""
 
     def used() -> dict[str, float]:
         return {
@@ -25,7 +25,7 @@ def core_shares(pids: dict[str, int]) -> dict[str, float]:
         }
 
     before, started = used(), time.monotonic()
-    time.sleep(WINDOW_S)
+    time.sleep(window_s)
     elapsed = time.monotonic() - started
     return {name: (after - before[name]) / elapsed for name, after in used().items()}
 

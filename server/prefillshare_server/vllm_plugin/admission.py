@@ -7,9 +7,11 @@ import time
 from dataclasses import dataclass
 
 import msgspec
+from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from prefillshare_server.vllm_plugin.calls import Begun
 from prefillshare_server.vllm_plugin.handoff import ReadableParams, Refusal, Rules
 
 GENERATING_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
@@ -30,9 +32,12 @@ class Admission:
     """What one decode worker asks of a request."""
 
     rules: Rules
+    begun: Begun
 
-    def refusal(self, body: bytes) -> Refusal | None:
-        """Judge the JSON body of a generating request; None admits it."""
+    def refusal(self, body: bytes, request_id: str | None = None) -> Refusal | None:
+        """Judge a generating request by its JSON body and X-Request-Id; None admits it."""
+        if request_id is not None and self.begun.was_given_up(request_id):
+            return Refusal("call_given_up", "The router gave this call up before it came.")
         try:
             request = msgspec.json.decode(body, type=_Body)
         except msgspec.MsgspecError:
@@ -69,7 +74,10 @@ class AdmissionMiddleware:
             await self._app(scope, receive, send)
             return
         messages = await _whole_body(receive)
-        refused = admission.refusal(b"".join(message.get("body", b"") for message in messages))
+        refused = admission.refusal(
+            b"".join(message.get("body", b"") for message in messages),
+            Headers(scope=scope).get("x-request-id"),
+        )
         if refused is not None:
             await error_response(refused)(scope, receive, send)
         else:

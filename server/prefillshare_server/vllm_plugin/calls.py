@@ -1,4 +1,7 @@
-"""Accounts of finished calls, kept in the API process until the router fetches them."""
+"""What a decode worker's API process knows of calls, by their X-Request-Id.
+
+Which the engine has or had, which the router gave up before, and what those that ended cost.
+"""
 
 import re
 from collections import OrderedDict
@@ -13,6 +16,9 @@ if TYPE_CHECKING:
 
 CAPACITY = 4096
 """Accounts kept; the oldest goes first. Only a router that does not fetch them fills this."""
+
+BEGUN_CAPACITY = 65536
+"""More calls than come while one reads: one that is forgotten before would lose its blocks."""
 
 _ENGINE_ID = re.compile(r"(?:chatcmpl-(?P<chat>.+)|cmpl-(?P<completion>.+)-\d+)")
 _RANDOM_END = re.compile(r"-[0-9a-f]{8}$")
@@ -30,6 +36,43 @@ def router_request_id(engine_request_id: str, *, in_engine: bool = False) -> str
     if match is None:
         return engine_request_id
     return match["chat"] or match["completion"]
+
+
+class Remembered(OrderedDict[str, None]):
+    """A bounded set; the oldest goes first."""
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__()
+        self._capacity = capacity
+
+    def put(self, name: str) -> str | None:
+        """Add `name`; returns what had to go for it, if anything."""
+        self[name] = None
+        return self.popitem(last=False)[0] if len(self) > self._capacity else None
+
+
+class Begun:
+    """Calls that the engine has or had, and calls that it must not get any more."""
+
+    def __init__(self) -> None:
+        self._begun = Remembered(BEGUN_CAPACITY)
+        self._given_up = Remembered(CAPACITY)
+
+    def begin(self, engine_request_id: str) -> bool:
+        """Note that the call goes to the engine now; False if it was given up."""
+        call = router_request_id(engine_request_id)
+        if self.was_given_up(call):
+            return False
+        self._begun.put(call)
+        return True
+
+    def give_up(self, request_id: str) -> bool:
+        """Keep the call from the engine. True if that has or had it, and so ends its lease."""
+        self._given_up.put(request_id)
+        return request_id in self._begun
+
+    def was_given_up(self, request_id: str) -> bool:
+        return request_id in self._given_up
 
 
 class CallLog:
@@ -57,7 +100,9 @@ def recording(generate: Generate, log: CallLog, replays: "Replays") -> Generate:
     A request the engine refused raises vLLM's validation error, which its server answers with 400.
     A resumed answer begins with its replay, which therefore waits for the engine's first output.
     """
-    from vllm.exceptions import VLLMValidationError
+    from vllm.exceptions import GenerationError, VLLMValidationError
+
+    from prefillshare_server.vllm_plugin.replay import GivenUp
 
     async def generate_and_record(
         prompt: Any, sampling_params: Any, request_id: str, **kwargs: Any
@@ -77,6 +122,9 @@ def recording(generate: Generate, log: CallLog, replays: "Replays") -> Generate:
                     for replayed in replays.take(request_id):
                         yield replayed
                     yield output
+        except GivenUp as error:
+            # The one kind that vLLM's server does not report in the log where it ends a stream.
+            raise GenerationError(str(error)) from None
         finally:
             replays.take(request_id)
 

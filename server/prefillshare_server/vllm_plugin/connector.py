@@ -27,7 +27,12 @@ from prefillshare_server.vllm_plugin.contract import (
     ServedModel,
     require_fit,
 )
-from prefillshare_server.vllm_plugin.handoff import Handoff, ReadableParams, prompt_digest
+from prefillshare_server.vllm_plugin.handoff import (
+    Deadlines,
+    Handoff,
+    ReadableParams,
+    prompt_digest,
+)
 from prefillshare_server.vllm_plugin.leases import HandoffWorker, Releases
 from prefillshare_server.vllm_plugin.progress import calm_nixl_agent
 from prefillshare_server.vllm_plugin.resumed_state import install_resumed_state
@@ -70,24 +75,36 @@ class HandoffScheduler(NixlPullConnectorScheduler):
         self.lease_s = float(self._kv_lease_duration)
         extra = vllm_config.kv_transfer_config.get_from_extra_config
         self.handoff_s = float(extra("handoff_s", 30.0))
+        self.clock_skew_s = float(extra("clock_skew_s", 1.0))
         self.accounts: dict[str, Account] = {}
         """Requests that were scheduled and have not ended, by request id."""
         self.totals = Totals()
         self.releases = Releases()
         self._prefills = vllm_config.kv_transfer_config.kv_role == "kv_producer"
-        self._arrivals: dict[str, float] = {}
-        """Monotonic time of arrival of requests whose base KV is not here yet, oldest first."""
+        self._deadlines = Deadlines()
+        """By the monotonic clock."""
         self._block_bytes = block_bytes(kv_cache_config) * self.transfer_tp_size
 
     def on_new_request(self, request: Request) -> None:
         super().on_new_request(request)
         if not self._prefills:
-            self._arrivals[request.request_id] = time.monotonic()
+            self._deadlines.set(request.request_id, time.monotonic() + self._patience_s(request))
+
+    def _patience_s(self, request: Request) -> float:
+        """Seconds within which the request's base KV must come, from now on."""
+        params = ReadableParams.of(request.kv_transfer_params)
+        if params is None:
+            return self.handoff_s
+        readable_s = params.prefillshare.readable_s(time.time(), self.clock_skew_s)
+        return min(self.handoff_s, readable_s)
 
     def overdue(self) -> list[str]:
-        """Requests that have waited longer than handoff_s for base KV."""
-        latest = time.monotonic() - self.handoff_s
-        return [request_id for request_id, arrived in self._arrivals.items() if arrived < latest]
+        """Requests whose base KV has not come in time: within handoff_s, and within the lease.
+
+        The lease as the handoff says it. Heartbeats may have prolonged it; but they may also have
+        been lost, and nobody here would know.
+        """
+        return self._deadlines.overdue(time.monotonic())
 
     def get_num_new_matched_tokens(
         self, request: Request, num_computed_tokens: int
@@ -120,7 +137,7 @@ class HandoffScheduler(NixlPullConnectorScheduler):
         super().update_state_after_alloc(request, blocks, num_external_tokens)
         account = self.accounts.get(request.request_id)
         if num_external_tokens == 0:
-            self._arrivals.pop(request.request_id, None)
+            self._deadlines.drop(request.request_id)
         elif account is not None:
             pulled = self._blocks(account.base_tokens) - account.base_tokens_reused // (
                 self.block_size
@@ -130,7 +147,7 @@ class HandoffScheduler(NixlPullConnectorScheduler):
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         super().update_connector_output(connector_output)
         for request_id in connector_output.finished_recving or ():
-            self._arrivals.pop(request_id, None)
+            self._deadlines.came(request_id, time.monotonic())
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> NixlConnectorMetadata:
         metadata = super().build_connector_meta(scheduler_output)
@@ -141,12 +158,14 @@ class HandoffScheduler(NixlPullConnectorScheduler):
         self, request: Request, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
         """Prefill: vLLM's fields plus the handoff. Decode: the account of the request."""
-        self._arrivals.pop(request.request_id, None)
+        self._deadlines.drop(request.request_id)
         account = self.accounts.pop(request.request_id, Account())
         if self._prefills:
             computed = request.num_computed_tokens - account.base_tokens_reused
             account.prompt_tokens_computed = max(0, computed)
         self.totals.add(account)
+        # Before vLLM starts the lease, so that it does not end before this.
+        expires_at = time.time() + self.lease_s
         delay_free, params = super().request_finished(request, block_ids)
         if not self._prefills:
             return delay_free, account.to_params()
@@ -159,7 +178,7 @@ class HandoffScheduler(NixlPullConnectorScheduler):
             params[PARAMS_KEY] = Handoff(
                 base_len=request.num_prompt_tokens,
                 base_fingerprint=self.contract.fingerprint,
-                expires_at=time.time() + self.lease_s,
+                expires_at=expires_at,
                 prompt_digest=prompt_digest(request.prompt_token_ids),
             ).to_params()
         return delay_free, params

@@ -14,18 +14,18 @@ from starlette.datastructures import State
 
 from prefillshare_server.vllm_plugin import SUPPORTED_VLLM
 from prefillshare_server.vllm_plugin.admission import Admission, AdmissionMiddleware
-from prefillshare_server.vllm_plugin.calls import CallLog, recording
+from prefillshare_server.vllm_plugin.calls import Begun, CallLog, recording
 from prefillshare_server.vllm_plugin.contract import BaseContract
 from prefillshare_server.vllm_plugin.engine_calls import RELEASE, STATE
 from prefillshare_server.vllm_plugin.handoff import Rules
 from prefillshare_server.vllm_plugin.replay import Replays
 
 
-class Release(BaseModel):
-    """Body of `POST /prefillshare/release`."""
+class Call(BaseModel):
+    """Body of `POST /prefillshare/release` and `/prefillshare/abandon`."""
 
     request_id: str
-    """X-Request-Id of a prefill call."""
+    """X-Request-Id of the call at this worker."""
 
 
 class PrefillShareEndpoints:
@@ -37,6 +37,7 @@ class PrefillShareEndpoints:
     def __init__(self) -> None:
         self._engine: Any = None
         self._calls = CallLog()
+        self._begun = Begun()
         self._info: dict[str, Any] = {}
 
     def attach_router(self, app: FastAPI) -> None:
@@ -44,6 +45,7 @@ class PrefillShareEndpoints:
         app.add_api_route("/prefillshare/state", self._get_state, methods=["GET"])
         app.add_api_route("/prefillshare/calls/{request_id}", self._get_call, methods=["GET"])
         app.add_api_route("/prefillshare/release", self._release, methods=["POST"], status_code=204)
+        app.add_api_route("/prefillshare/abandon", self._abandon, methods=["POST"])
         app.add_middleware(AdmissionMiddleware)
 
     async def init_state(self, engine_client: Any, state: State, args: Namespace) -> None:
@@ -66,11 +68,11 @@ class PrefillShareEndpoints:
         state.prefillshare_admission = None
         if decode:
             rules = Rules.of_worker(config)
-            state.prefillshare_admission = Admission(rules)
+            state.prefillshare_admission = Admission(rules, self._begun)
             self._wrap(engine_client, rules)
 
     def _wrap(self, engine_client: Any, rules: Rules) -> None:
-        replays = Replays(engine_client.output_processor, rules.vocabulary)
+        replays = Replays(engine_client.output_processor, rules.vocabulary, self._begun)
         engine_client.generate = recording(engine_client.generate, self._calls, replays)
         engine_client.notify_kv_transfer_request_rejected = _leave_the_handoff
 
@@ -91,12 +93,23 @@ class PrefillShareEndpoints:
             )
         return account
 
-    async def _release(self, body: Release) -> Response:
+    async def _release(self, body: Call) -> Response:
         """Give up a prefill, in whatever state it is: nobody will read it, or not any more."""
         if self._info["phase"] != "prefill":
             raise HTTPException(404, "Only prefill workers hold leases that can be released.")
         await self._engine.engine_core.call_utility_async(RELEASE, body.request_id)
         return Response(status_code=204)
+
+    async def _abandon(self, body: Call) -> dict[str, bool]:
+        """Tell whether a call whose connection is gone may read its handoff; if not, it never will.
+
+        It may lie unread in a socket, and the engine ends no lease of a request that it never saw.
+        What a dead engine read is lost with it, and it gets no requests any more.
+        """
+        if self._info["phase"] != "decode":
+            raise HTTPException(404, "Only decode workers read handoffs.")
+        begun = self._begun.give_up(body.request_id)
+        return {"reading": begun and not self._engine.errored}
 
 
 async def _leave_the_handoff(*_: Any, **__: Any) -> None:

@@ -23,10 +23,11 @@ def prompt_digest(token_ids: Sequence[int]) -> str:
 
 
 def lease_margin_s(lease_s: float) -> float:
-    """Seconds a lease must still last when a decode worker accepts it.
+    """Seconds that must be left to read when a decode worker accepts a handoff.
 
-    A queued request extends its lease by heartbeats, the first of which arrives up to one
-    heartbeat interval (a sixth of the lease) later, since it needs a handshake first.
+    That is for the pull, which must end within the lease; and for vLLM, which renews the leases of
+    requests that queue with heartbeats a sixth of the lease apart, after a handshake. Renewal only
+    keeps the prefill worker from giving up blocks that are still wanted: no deadline counts on it.
     """
     return lease_s // 6 + 1
 
@@ -47,6 +48,14 @@ class Handoff(msgspec.Struct, frozen=True):
 
     def to_params(self) -> dict[str, Any]:
         return msgspec.structs.asdict(self)
+
+    def readable_s(self, now: float, clock_skew_s: float) -> float:
+        """Seconds from Unix time `now`, by a decode worker's clock, in which reading is safe.
+
+        Each worker's clock may be `clock_skew_s` off the router's, which sends no calls to one
+        that is further off: so it may be twice as much later at the prefill worker.
+        """
+        return self.expires_at - 2 * clock_skew_s - now
 
 
 class Reading(Handoff, frozen=True):
@@ -102,7 +111,7 @@ class Rules:
     base_fingerprint: str
     lease_s: float
     clock_skew_s: float
-    """How much later it may be at the prefill worker, whose clock set the lease's deadline."""
+    """How far each worker's clock may be off the router's."""
 
     vocabulary: int
     """Token ids are below this."""
@@ -139,11 +148,12 @@ class Rules:
             return Refusal(
                 "generated_ids_invalid", f"generated_ids has ids beyond {self.vocabulary - 1}."
             )
-        margin_s = lease_margin_s(self.lease_s) + self.clock_skew_s
-        if now > reading.expires_at - margin_s:
+        margin_s = lease_margin_s(self.lease_s)
+        if reading.readable_s(now, self.clock_skew_s) < margin_s:
             return Refusal(
                 "lease_expired",
-                f"The lease on the request's base KV ended or ends within {margin_s:g} s. "
+                "The lease on the request's base KV ended or ends within "
+                f"{margin_s + 2 * self.clock_skew_s:g} s. "
                 "Prefill the prompt again and retry.",
                 HTTPStatus.SERVICE_UNAVAILABLE,
             )
@@ -187,6 +197,31 @@ def generated_ids(sampling_params: Any) -> list[int]:
         return msgspec.convert((params or {}).get(PARAMS_KEY), Reading).generated_ids
     except (msgspec.ValidationError, AttributeError):
         return []
+
+
+class Deadlines:
+    """Requests whose base KV is not here yet, and when it is too late for it.
+
+    Times are seconds of one clock, whichever.
+    """
+
+    def __init__(self) -> None:
+        self._deadlines: dict[str, float] = {}
+
+    def set(self, request_id: str, deadline: float) -> None:
+        self._deadlines[request_id] = deadline
+
+    def drop(self, request_id: str) -> None:
+        """Forget the request, if it is known: it ended, or waits for nothing."""
+        self._deadlines.pop(request_id, None)
+
+    def came(self, request_id: str, now: float) -> None:
+        """The base KV came. Too late, the request stays overdue: who knows what was read."""
+        if now <= self._deadlines.get(request_id, now):
+            self.drop(request_id)
+
+    def overdue(self, now: float) -> list[str]:
+        return [request_id for request_id, end in self._deadlines.items() if end < now]
 
 
 class SingleUse:

@@ -5,32 +5,22 @@ knows earlier that a call is over. It names the call by its X-Request-Id, at any
 may be yet to come, under way, leased, read or forgotten.
 """
 
-from collections import OrderedDict
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import NixlConnectorMetadata
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_worker import NixlPullConnectorWorker
 
-from prefillshare_server.vllm_plugin.calls import router_request_id
+from prefillshare_server.vllm_plugin.calls import Remembered, router_request_id
 
 CAPACITY = 4096
 """Released calls remembered; by the time one is forgotten, nothing of it is on its way."""
-
-
-class Remembered(OrderedDict[str, None]):
-    """A bounded set; the oldest goes first."""
-
-    def put(self, name: str) -> str | None:
-        """Add `name`; returns what had to go for it, if anything."""
-        self[name] = None
-        return self.popitem(last=False)[0] if len(self) > CAPACITY else None
 
 
 class Releases:
     """Scheduler part: what was released, and what the worker part is still to be told."""
 
     def __init__(self) -> None:
-        self._calls = Remembered()
+        self._calls = Remembered(CAPACITY)
         self._leases: set[str] = set()
 
     def release(self, request_id: str, scheduler: Any) -> list[Any]:
@@ -70,7 +60,7 @@ class HandoffWorker(NixlPullConnectorWorker):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._released = Remembered()
+        self._released = Remembered(CAPACITY)
         """Leases that ended here while a decode worker may yet report having read them."""
         self._ending: set[str] = set()
 

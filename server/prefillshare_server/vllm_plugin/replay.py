@@ -8,18 +8,27 @@ worker's engine had just sampled them.
 from typing import Any
 
 import numpy as np
+from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreOutput, FinishReason
 from vllm.v1.outputs import LogprobsLists
 
+from prefillshare_server.vllm_plugin.calls import Begun
 from prefillshare_server.vllm_plugin.handoff import generated_ids
+
+
+class GivenUp(VLLMValidationError):
+    """The router gave the call up before it came here."""
 
 
 class Replays:
     """Outputs of the answers so far, until their requests' first outputs of the engine come."""
 
-    def __init__(self, output_processor: Any, vocabulary: int) -> None:
-        """Wrap `output_processor.add_request`. Token ids are below `vocabulary`."""
+    def __init__(self, output_processor: Any, vocabulary: int, begun: Begun) -> None:
+        """Wrap `output_processor.add_request`, after which a request goes to the engine.
+
+        Token ids are below `vocabulary`. A call that was given up is refused there.
+        """
         self._processor = output_processor
         self._outputs: dict[str, list[Any]] = {}
         add_request = output_processor.add_request
@@ -31,11 +40,13 @@ class Replays:
             request_index: int = 0,
             queue: Any = None,
         ) -> None:
+            if not begun.begin(request.external_req_id):
+                raise GivenUp("The router gave this call up.")
             add_request(request, prompt, parent_req, request_index, queue)
-            begun = generated_ids(request.sampling_params)
+            begun_ids = generated_ids(request.sampling_params)
             # The engine refuses what is no token; vLLM's detokenizer fails on it.
-            if begun and max(begun) < vocabulary:
-                self._outputs[request.external_req_id] = self._replay(request, begun, queue)
+            if begun_ids and max(begun_ids) < vocabulary:
+                self._outputs[request.external_req_id] = self._replay(request, begun_ids, queue)
 
         output_processor.add_request = add_and_replay
 

@@ -4,7 +4,7 @@
    the KV of x_n and of generated tokens, which the decoder computed, and hand it to the next turn.
 2. A request without readable base KV is refused. The API process refuses it earlier and with a
    better error (admission.py); this is the check that cannot be passed by.
-3. Preemption, a failed or endless pull and an expired lease end the request with a mark. vLLM
+3. Preemption, a failed or late pull and an expired lease end the request with a mark. vLLM
    would compute the prompt again with the decoder's weights, or wait for ever; here the caller
    learns that a new prefill is due.
 4. A resumed answer: a request may bring tokens that another worker generated. They are output of
@@ -153,10 +153,11 @@ class BaseKVOnly(_Scheduler):
         return output
 
     def _give_up_waiting(self, request_id: str) -> None:
-        """End a request whose base KV has not come.
+        """End a request whose base KV has not come, or too late to be trusted.
 
-        Its blocks stay reserved while the pull may still write to them: until vLLM says that it is
-        over, which a prefill worker that hangs can put off for ever.
+        Nothing of it has entered the prefix cache: that happens when vLLM schedules a request whose
+        pull is over. Its blocks stay reserved while the pull may still write to them: until vLLM
+        says that it is over, which a prefill worker that hangs can put off for ever.
         """
         request = self.requests[request_id]
         account = self._handoffs.accounts.get(request_id, Account())
