@@ -25,6 +25,7 @@ from prefillshare_server import config_sources as sources
 from prefillshare_server.config_errors import explain
 from prefillshare_server.errors import ConfigError
 from prefillshare_server.models import store
+from prefillshare_server.vllm_plugin.handoff import lease_margin_s
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -130,10 +131,20 @@ class KV(_Section):
     blocks: int | None = Field(default=None, ge=1)
     """KV blocks per worker; None is vLLM's choice on GPU and a memory-safe number on CPU."""
     clock_skew_s: float = Field(default=1.0, ge=0, allow_inf_nan=False)
-    """How far a worker's clock may be off the router's; leases end by the clock. A worker further
-    off gets no calls."""
+    """How far a worker's clock may be off the router's, in seconds; one further off gets no calls.
+    Leases end by the clock, so twice as much is left unused of each."""
     reserve_tokens: int = Field(default=1024, ge=1)
     """Room to reserve on a decode worker for an answer whose length the client left open."""
+
+    @model_validator(mode="after")
+    def _a_lease_can_be_read(self) -> Self:
+        needed = lease_margin_s(self.lease_s) + 2 * self.clock_skew_s
+        if self.lease_s <= needed:
+            raise ValueError(
+                f"no handoff could be read: of a lease of {self.lease_s} s, {needed:g} s are kept "
+                "for heartbeats and clocks; raise lease_s or lower clock_skew_s"
+            )
+        return self
 
 
 class LayoutSettings(_Section):

@@ -41,9 +41,10 @@ def test_a_prefill_that_waits(idle: Pair, tokens: Tokens) -> None:
             for name in (f"many-{index}" for index in range(10))
         }
         deadline = time.monotonic() + 20
-        while idle.state(idle.prefill_worker)["open_leases"] < 8:
+        while sum(future.done() for future in running.values()) < 8:
             assert time.monotonic() < deadline
             time.sleep(0.02)
+        assert idle.state(idle.prefill_worker)["open_leases"] == 8
         waiting = [name for name, future in running.items() if not future.done()]
         for name in waiting:
             idle.release(name)
