@@ -128,8 +128,9 @@ class KV(_Section):
     lease_s: int = Field(default=120, ge=6)
     block_size: int | None = Field(default=None, ge=16, multiple_of=16)
     """Tokens per KV block; None is 32 on CPU and 16 on GPU."""
-    blocks: int | None = Field(default=None, ge=1)
-    """KV blocks per worker; None is vLLM's choice on GPU and a memory-safe number on CPU."""
+    blocks: int | None = Field(default=None, ge=2)
+    """KV blocks per worker, of which vLLM keeps one for itself; None is vLLM's choice on GPU and a
+    memory-safe number on CPU."""
     clock_skew_s: float = Field(default=1.0, ge=0, allow_inf_nan=False)
     """How far a worker's clock may be off the router's, in seconds; one further off gets no calls.
     Leases end by the clock, so twice as much is left unused of each."""
@@ -138,11 +139,12 @@ class KV(_Section):
 
     @model_validator(mode="after")
     def _a_lease_can_be_read(self) -> Self:
-        needed = lease_margin_s(self.lease_s) + 2 * self.clock_skew_s
-        if self.lease_s <= needed:
+        kept = lease_margin_s(self.lease_s) + 2 * self.clock_skew_s
+        if self.lease_s < kept + 1:
             raise ValueError(
-                f"no handoff could be read: of a lease of {self.lease_s} s, {needed:g} s are kept "
-                "for heartbeats and clocks; raise lease_s or lower clock_skew_s"
+                f"no handoff could be read in time: of lease_s {self.lease_s}, {kept:g} s are kept "
+                f"for heartbeats and for clocks (clock_skew_s {self.clock_skew_s:g}); raise "
+                "lease_s or lower clock_skew_s"
             )
         return self
 

@@ -132,7 +132,7 @@ def test_a_cluster_cannot_be_changed() -> None:
             "kv.clock_skew_s: -1 is not valid; expected greater than or equal to 0",
         ),
         ("timeouts: {queue_s: 0}", "timeouts.queue_s: 0 is not valid; expected greater than 0"),
-        ("kv: {lease_s: 6, clock_skew_s: 2}", "of a lease of 6 s, 6 s are kept for heartbeats"),
+        ("kv: {lease_s: 6, clock_skew_s: 2}", "of lease_s 6, 6 s are kept for heartbeats"),
         ("kv: {lease_s: 5}", "kv.lease_s: 5 is not valid; expected greater than or equal to 6"),
         ("prefill: 3", "prefill: 3 is not a section; write `prefill: {…}`"),
         (

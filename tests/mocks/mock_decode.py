@@ -48,6 +48,8 @@ class MockDecode(MockWorker):
         self.pace: asyncio.Semaphore | None = None
         """Where given, each streamed piece takes a permit first."""
         self.keeps_accounts = True
+        self.dropped_accounts = 0
+        """So many of the next requests for an account meet a broken connection."""
         self._accounts: dict[str, dict[str, Any]] = {}
         self.begun: set[str] = set()
         """X-Request-Ids of calls whose handoff was taken."""
@@ -68,6 +70,11 @@ class MockDecode(MockWorker):
         ]
 
     async def _account(self, request: web.Request) -> web.Response:
+        if self.dropped_accounts:
+            self.dropped_accounts -= 1
+            assert request.transport is not None
+            request.transport.abort()
+            return web.Response()
         account = self._accounts.pop(request.match_info["id"], None)
         if account is None:
             return error_answer(404, "no such call", 404)

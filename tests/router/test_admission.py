@@ -383,6 +383,15 @@ async def test_a_move_returns_to_where_it_was_only_if_no_other_replica_is_availa
     await call.end()
 
 
+async def test_a_move_stays_where_no_other_replica_is_big_enough() -> None:
+    room = Room(worker("a0", "a", 20), worker("a1", "a", 5))
+    call = room.call(10)
+    await settle()
+    await moved(room, call, avoid="a0")
+    assert call.at == ["a0"]
+    await call.end()
+
+
 async def test_a_move_waits_for_another_replica_that_is_only_full() -> None:
     room = Room()
     call = room.call(3, last="a0")

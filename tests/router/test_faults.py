@@ -164,6 +164,15 @@ async def test_an_answer_that_broke_off_after_a_tool_call_is_no_answer(
     assert (status, code_of(body)) == (503, code)
 
 
+async def test_an_account_is_asked_for_again_before_an_answer_is_doubted(bench: Bench) -> None:
+    worker = bench.decode["alpha-0"]
+    worker.tool_calls = [{"id": "c", "type": "function", "function": {"name": "f"}}]
+    worker.dropped_accounts = 1
+    status, body, _ = await bench.chat()
+    assert (status, body["prefillshare"]["resumed"]) == (200, 0)
+    assert len(worker.requests) == 1
+
+
 async def test_a_stream_without_a_single_token_fails_with_its_cause(bench: Bench) -> None:
     """vLLM sends just `[DONE]` there; the worker's account knows why."""
     bench.decode["alpha-0"].fault = "no_finish"

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import pytest
@@ -311,7 +311,7 @@ async def test_a_release_that_keeps_failing_is_logged_and_left_to_the_lease(
         where.cluster.leases.clear()
 
 
-@pytest.mark.parametrize("reader", ["has it", "never got it", "is dead"])
+@pytest.mark.parametrize("reader", ["has it", "never got it", "is dead", "cannot be reached"])
 async def test_a_handoff_that_was_sent_is_released_only_if_nobody_reads_it(
     tokenizer: Tokenizer, reader: str
 ) -> None:
@@ -322,8 +322,11 @@ async def test_a_handoff_that_was_sent_is_released_only_if_nobody_reads_it(
                 where.reader_worker.begun.add(handoff.request_id)
             elif reader == "is dead":
                 await where.reader_worker.stop()
+            elif reader == "cannot be reached":
+                handoff.worker = replace(handoff.worker, url="http://nowhere.invalid:1")
         await where.prefill.close()
-        released = [] if reader == "has it" else [handoff.request_id]
+        may_read = reader in ("has it", "cannot be reached")
+        released = [] if may_read else [handoff.request_id]
         assert where.workers[0].released == released
         where.cluster.leases.clear()
 

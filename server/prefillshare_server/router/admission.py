@@ -203,7 +203,8 @@ class Admission:
         whose sequences it then runs one after the other.
         """
         available = self._available(waiting.ask.role)
-        ready = [worker for worker in available if worker.id != waiting.avoid] or available
+        others = [w for w in available if w.id != waiting.avoid and self._could_hold(w, waiting)]
+        ready = others or available
         asked: Counter[str] = Counter()
         answers: Counter[str] = Counter()
         places = []

@@ -120,7 +120,7 @@ class Decode:
                 handoff.over = finished
                 yield answer
         except WorkerRefused as error:
-            handoff.taken = isinstance(error, WorkerBrokeOff)
+            handoff.taken = isinstance(error, WorkerBrokeOff) or _may_be_read(error)
             raise self._classified(error, handoff) from error
         except (WorkerUnreachable, WorkerSilent) as error:
             handoff.taken = not (isinstance(error, WorkerUnreachable) and not error.sent)
@@ -147,8 +147,8 @@ class Decode:
             return True
         if reason != "tool_calls" or "message" not in choice:
             return False
-        handoff.account = await self.account(handoff)
-        return handoff.account.event is not None or handoff.account == WorkerAccount()
+        account = await self.account(handoff)
+        return account.event is not None or account == WorkerAccount()
 
     async def account(self, handoff: Handoff) -> WorkerAccount:
         """The worker's own account of a finished call. Reading removes it there."""
@@ -158,17 +158,26 @@ class Decode:
             return WorkerAccount()
         worker = handoff.worker
         try:
-            found = await self._workers.json(
-                "GET",
-                worker,
-                f"/prefillshare/calls/{handoff.request_id}",
-                phase="decode",
-                timeout_s=_ACCOUNT_S,
-            )
+            found = await self._told(handoff)
         except RouterError as error:
             logger.warning("no account of a call from %s: %s", worker.id, error)
             return WorkerAccount()
-        return WorkerAccount(**{f.name: found.get(f.name) for f in fields(WorkerAccount)})
+        told = {field.name: found.get(field.name) for field in fields(WorkerAccount)}
+        handoff.account = WorkerAccount(**told)
+        return handoff.account
+
+    async def _told(self, handoff: Handoff) -> Mapping[str, Any]:
+        """Ask for the account; once more where the worker gave no answer at all."""
+        path = f"/prefillshare/calls/{handoff.request_id}"
+        try:
+            found: Mapping[str, Any] = await self._workers.json(
+                "GET", handoff.worker, path, phase="decode", timeout_s=_ACCOUNT_S
+            )
+        except (WorkerSilent, WorkerUnreachable):
+            found = await self._workers.json(
+                "GET", handoff.worker, path, phase="decode", timeout_s=_ACCOUNT_S
+            )
+        return found
 
     def _body(self, ask: Ask, handoff: Handoff, generated: Sequence[int]) -> dict[str, Any]:
         reader = handoff.reader
@@ -317,6 +326,13 @@ def _only_tokens(chunk: Answer) -> Answer:
     [choice] = chunk["choices"]
     said: dict[str, Any] = {"delta": {}} if "delta" in choice else {"text": ""}
     return {**chunk, "choices": [{**choice, **said, "finish_reason": None, "stop_reason": None}]}
+
+
+def _may_be_read(refused: WorkerRefused) -> bool:
+    """Whether the handoff of a refused request may be in a reader's hands all the same."""
+    if refused.code == "handoff_taken" or refused.message.startswith("handoff_taken:"):
+        return True
+    return refused.status >= 500 and refused.code != "lease_expired"
 
 
 def _status(error: object) -> int:

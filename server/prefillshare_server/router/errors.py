@@ -67,7 +67,9 @@ class WorkerBrokeOff(WorkerRefused):
 class WorkerUnreachable(RouterError):
     """A worker refused the connection or dropped it."""
 
-    def __init__(self, worker: str, phase: Phase, reason: object, *, sent: bool = True) -> None:
+    def __init__(
+        self, worker: str, phase: Phase, reason: object, *, sent: bool = True, refused: bool = False
+    ) -> None:
         super().__init__(
             503,
             f"worker {worker} could not be reached for {phase} ({reason}); try again, "
@@ -78,6 +80,8 @@ class WorkerUnreachable(RouterError):
         self.reason = str(reason)
         self.sent = sent
         """The worker may have got the request; False if there was no connection to send it on."""
+        self.refused = refused
+        """Nobody listens there: the worker is dead."""
 
 
 class WorkerSilent(RouterError):
@@ -176,6 +180,18 @@ def queue_timeout(role: str, seconds: float) -> RouterError:
         f"no decode worker of role {role!r} had room for this call within {seconds:g} s (phase: "
         "queue); try again, ask for fewer tokens, or raise timeouts.queue_s, kv.blocks or "
         f"roles.{role}.replicas",
+        type="server_error",
+        code="queue_timeout",
+        headers={"Retry-After": str(RETRY_AFTER_S)},
+    )
+
+
+def crowded(seconds: float) -> RouterError:
+    """504: calls that take several leases at once go one after the other."""
+    return RouterError(
+        504,
+        f"other calls with several prompts or choices took longer than {seconds:g} s (phase: "
+        "queue); try again, ask for fewer choices per call, or raise timeouts.prefill_s",
         type="server_error",
         code="queue_timeout",
         headers={"Retry-After": str(RETRY_AFTER_S)},

@@ -54,11 +54,10 @@ class Leases:
         while self._tasks:
             await asyncio.gather(*self._tasks)
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        return task
 
     async def _release(self, worker: WorkerEndpoint, request_id: str) -> None:
         retrying = AsyncRetrying(
@@ -70,7 +69,7 @@ class Leases:
         try:
             await retrying(self._release_once, worker, request_id)
         except RouterError as error:
-            if isinstance(error, WorkerUnreachable) and not error.sent:
+            if isinstance(error, WorkerUnreachable) and error.refused:
                 return  # A dead worker holds nothing.
             logger.warning("a lease on %s is left to end by itself: %s", worker.id, error)
 
@@ -97,14 +96,16 @@ class Leases:
             await asyncio.sleep(pause_s)
             try:
                 reading = await self._reading(reader, request_id)
-            except (WorkerUnreachable, WorkerSilent):
+            except (WorkerUnreachable, WorkerSilent) as error:
+                why: RouterError = error
                 continue
             except RouterError as error:
-                logger.warning("a lease on %s is left to end by itself: %s", worker.id, error)
-                return
+                why = error
+                break
             if not reading:
                 self.release(worker, request_id)
             return
+        logger.warning("a lease on %s is left to end by itself: %s", worker.id, why)
 
     async def _reading(self, reader: WorkerEndpoint, request_id: str) -> bool:
         """Whether the decode worker has the call; if not, it will not take it any more."""
@@ -118,13 +119,13 @@ class Leases:
                 body={"request_id": request_id},
             )
         except WorkerUnreachable as error:
-            if error.sent:
+            if not error.refused:
                 raise
             return False  # It is dead.
-        return bool(answer["reading"])
+        return not (isinstance(answer, dict) and answer.get("reading") is False)
 
 
 def _may_repeat(error: BaseException) -> bool:
     if isinstance(error, WorkerUnreachable):
-        return error.sent
+        return not error.refused
     return isinstance(error, RouterError) and error.status >= 500

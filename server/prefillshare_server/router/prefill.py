@@ -16,8 +16,8 @@ from prefillshare_server.router.errors import (
     WorkerSilent,
     WorkerUnreachable,
     bad_request,
+    crowded,
     handoff_missing,
-    timed_out,
     worker_failed,
 )
 from prefillshare_server.router.fanout import together
@@ -139,7 +139,7 @@ class Prefill:
             async with asyncio.timeout(self._timeout_s):
                 await self._several.acquire()
         except TimeoutError:
-            raise timed_out("prefill", "pool", self._timeout_s) from None
+            raise crowded(self._timeout_s) from None
         try:
             yield
         finally:

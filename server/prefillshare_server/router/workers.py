@@ -1,6 +1,7 @@
 """HTTP to the workers: one pooled client, errors of the network as errors of the call."""
 
 import asyncio
+import errno
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Self
@@ -72,9 +73,16 @@ class Workers:
                     raise WorkerRefused(worker.id, response.status, _error(await response.read()))
                 yield response
         except aiohttp.ClientError as error:
-            sent = not isinstance(error, aiohttp.ClientConnectorError)
+            unconnected = isinstance(error, aiohttp.ClientConnectorError)
+            # Other reasons not to connect lie in the network, or here.
+            refused = (
+                isinstance(error, aiohttp.ClientConnectorError)
+                and error.os_error.errno == errno.ECONNREFUSED
+            )
             reason = error or type(error).__name__
-            raise WorkerUnreachable(worker.id, phase, reason, sent=sent) from error
+            raise WorkerUnreachable(
+                worker.id, phase, reason, sent=not unconnected, refused=refused
+            ) from error
 
     async def json(
         self,

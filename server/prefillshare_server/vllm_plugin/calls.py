@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
-from prefillshare_server.vllm_plugin.account import PARAMS_KEY, REFUSED_KEY
+from prefillshare_server.vllm_plugin.account import PARAMS_KEY, REFUSED_KEY, Account
 
 if TYPE_CHECKING:
     from prefillshare_server.vllm_plugin.replay import Replays
@@ -48,6 +48,7 @@ class Remembered(OrderedDict[str, None]):
     def put(self, name: str) -> str | None:
         """Add `name`; returns what had to go for it, if anything."""
         self[name] = None
+        self.move_to_end(name)
         return self.popitem(last=False)[0] if len(self) > self._capacity else None
 
 
@@ -119,6 +120,9 @@ def recording(generate: Generate, log: CallLog, replays: "Replays") -> Generate:
                             )
                         # Before the output goes on: the router may ask once it has the last chunk.
                         log.record(request_id, ours)
+                    elif output.finished and output.outputs[0].finish_reason != "abort":
+                        # The answer so far was the whole answer: nothing ran here.
+                        log.record(request_id, Account().to_params()[PARAMS_KEY])
                     for replayed in replays.take(request_id):
                         yield replayed
                     yield output
