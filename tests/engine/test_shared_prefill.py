@@ -1,4 +1,4 @@
-"""What the prefill workers compute, and where sessions live (I3, I5), on real engines."""
+"""What the prefill workers compute, and where sessions live (I3, I4, I5), on real engines."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +9,7 @@ import pytest
 
 from tests.served import Served
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.exactness]
 
 BLOCK = 32
 
@@ -63,6 +63,24 @@ def test_a_role_switch_computes_only_tokens_after_the_last_shared_block(
     # whole blocks are shared.
     assert grown["cached_tokens"] == first["prompt_tokens"] // BLOCK * BLOCK
     assert grown["computed_tokens"] == grown["prompt_tokens"] - grown["cached_tokens"]
+
+
+def test_a_context_that_was_changed_is_named_and_recomputed_from_there(
+    client: openai.OpenAI, new_session: Callable[[], str]
+) -> None:
+    session = new_session()
+    user = {"role": "user", "content": "Describe the lighthouse. " * 12}
+    text, first = call(client, "planner", [user], session)
+    answered = [user, {"role": "assistant", "content": text}, {"role": "user", "content": "Why?"}]
+    _, grown = call(client, "planner", answered, session)
+    assert (first["break"], grown["break"]) == (None, None)
+
+    changed = [user | {"content": "Describe the lighthouse. " * 6 + "No."}, *answered[1:]]
+    _, broken = call(client, "planner", changed, session)
+    shared = broken["break"]["token_index"]
+    assert 0 < shared < first["prompt_tokens"]
+    assert broken["break"]["lost_tokens"] > 0
+    assert broken["cached_tokens"] <= shared
 
 
 def test_instructions_and_tools_of_a_role_do_not_move_the_prefix(

@@ -7,7 +7,7 @@ import pytest
 from tests.reference import base_cache_logprobs
 from tests.worker.driver import Answer, Pair
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.exactness]
 
 LONG = 150
 

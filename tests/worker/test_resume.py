@@ -9,7 +9,7 @@ import pytest
 from tests.reference import base_cache_logprobs
 from tests.worker.driver import BLOCK, Answer, Pair, resuming
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.exactness]
 
 Tokens = Callable[[int], list[int]]
 
