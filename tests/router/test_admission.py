@@ -2,117 +2,13 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from pydantic_core import to_json
 
-from prefillshare_server.router.admission import Admission
-from prefillshare_server.router.ask import Ask, parse
 from prefillshare_server.router.errors import NoWorker, RouterError, WorkerUnreachable
-from prefillshare_server.router.handoff import Prompt, Reader
-from prefillshare_server.router.health import Health
-from prefillshare_server.router.ledger import Ledger
-from prefillshare_server.router.metrics import Metrics
-from prefillshare_server.router.placement import Placement
-from prefillshare_server.router.sessions import Session
-from prefillshare_server.router.topology import WorkerEndpoint
-from prefillshare_server.router.turns import Turns
-from prefillshare_server.router.workers import Workers
+from prefillshare_server.router.handoff import Prompt
 from tests.router.conftest import Start
-
-BLOCK = 16
-CAPACITY = 10
-"""Blocks of each worker that requests can have."""
-
-
-def worker(worker_id: str, role: str, capacity: int = CAPACITY) -> WorkerEndpoint:
-    blocks = capacity + 1 if capacity else 0
-    return WorkerEndpoint(worker_id, "decode", role, "http://w", role, BLOCK, 1, blocks)
-
-
-class Room:
-    """Admission to workers a0, a1 (role a) and b0 (role b), or to others."""
-
-    def __init__(
-        self, *workers: WorkerEndpoint, queue_s: float = 30.0, reserve_tokens: int = 64
-    ) -> None:
-        workers = workers or (worker("a0", "a"), worker("a1", "a"), worker("b0", "b"))
-        self.metrics = Metrics()
-        self.health = Health(Workers(), workers, self.metrics, clock_skew_s=1.0)
-        self.placement = Placement(
-            workers, Counter(), available=self.health.available, affinity="soft"
-        )
-        self.admission = Admission(
-            self.placement,
-            self.health,
-            self.metrics,
-            queue_s=queue_s,
-            reserve_tokens=reserve_tokens,
-            max_model_len=4096,
-        )
-
-    def call(self, blocks: int, **options: Any) -> "Call":
-        return Call(self, blocks, **options)
-
-    def reserved(self) -> dict[str, int]:
-        return {name: blocks for name, blocks in self.admission.reserved.items() if blocks}
-
-
-@dataclass(eq=False)
-class Call:
-    """A call whose sequences take `blocks` each, from its arrival until it is told to end."""
-
-    room: Room
-    blocks: int
-    n: int = 1
-    role: str = "a"
-    last: str | None = None
-    bounded: bool = True
-    on_entry: Callable[[], None] = lambda: None
-    readers: list[Reader] = field(default_factory=list)
-    ending: asyncio.Event = field(default_factory=asyncio.Event)
-    error: RouterError | None = None
-
-    def __post_init__(self) -> None:
-        self.ask = ask(self.role, self.n, max_tokens=BLOCK if self.bounded else None)
-        self.prompt = Prompt(ids=[0] * (BLOCK * (self.blocks - 1)), context_tokens=0)
-        self.task = asyncio.create_task(self._run())
-
-    async def _run(self) -> None:
-        session = Session("s", Ledger(), Turns())
-        if self.last is not None:
-            session.decode_workers[self.role] = self.last
-        try:
-            async with self.room.admission.admitted(self.ask, session, [self.prompt]) as readers:
-                self.readers = readers
-                self.on_entry()
-                await self.ending.wait()
-        except RouterError as error:
-            self.error = error
-
-    @property
-    def at(self) -> list[str]:
-        return [reader.worker.id for reader in self.readers]
-
-    async def end(self) -> None:
-        self.ending.set()
-        await self.task
-
-
-def ask(role: str, n: int = 1, max_tokens: int | None = BLOCK) -> Ask:
-    body = {"model": role, "n": n, "messages": []}
-    body |= {} if max_tokens is None else {"max_tokens": max_tokens}
-    return parse("chat", to_json(body), {}, roles=["a", "b"], base_name="base")
-
-
-async def settle() -> None:
-    for _ in range(10):
-        await asyncio.sleep(0)
+from tests.router.room import BLOCK, CAPACITY, Room, ask, moved, settle, worker
 
 
 async def test_a_call_reserves_its_prompt_and_answer_and_gives_them_back() -> None:
@@ -355,10 +251,6 @@ async def test_a_client_that_leaves_in_the_moment_of_its_grant_leaves_no_trace()
     assert (room.reserved(), room.admission.queued) == ({}, 0)
 
 
-async def moved(room: Room, call: Call, generated: int = 0, avoid: str | None = None) -> None:
-    await room.admission.move(call.readers[0], call.ask, generated=generated, avoid=avoid)
-
-
 async def test_a_move_takes_another_place_and_gives_the_first_one_up() -> None:
     room = Room()
     call = room.call(3)
@@ -478,114 +370,3 @@ async def test_calls_wait_in_the_router_while_decode_is_full(start: Start) -> No
             worker.pace.release()
         assert all(events[-1] == "[DONE]" for events in await asyncio.gather(*calls))
         assert not await bench.settled()
-
-
-Step = tuple[str, int, int, int]
-steps = st.lists(
-    st.tuples(
-        st.sampled_from(["admit", "admit", "leave", "cancel", "move", "down", "up"]),
-        st.integers(0, 7),
-        st.integers(1, CAPACITY),
-        st.integers(1, 4),
-    ),
-    max_size=40,
-)
-
-
-@settings(max_examples=150, deadline=None)
-@given(steps)
-def test_no_sequence_of_events_exceeds_a_worker_loses_a_block_or_breaks_the_line(
-    todo: list[Step],
-) -> None:
-    asyncio.run(_play(todo))
-
-
-async def _play(todo: list[Step]) -> None:
-    room = Room()
-    arrived: dict[str, list[object]] = {"a": [], "b": []}
-    entered: dict[str, list[object]] = {"a": [], "b": []}
-    calls: list[Call] = []
-    moves: list[tuple[Call, Reader, asyncio.Task[None]]] = []
-
-    def tracked(role: str, who: object) -> Callable[[], None]:
-        arrived[role].append(who)
-        return lambda: entered[role].append(who)
-
-    async def move(call: Call, reader: Reader, avoid: str | None) -> None:
-        who = object()
-        entry = tracked(call.role, who)
-        try:
-            await room.admission.move(reader, call.ask, generated=0, avoid=avoid)
-            entry()
-        except asyncio.CancelledError:
-            arrived[call.role].remove(who)
-            raise
-
-    def moving(call: Call) -> list[Reader]:
-        return [reader for each, reader, task in moves if each is call and not task.done()]
-
-    def idle(call: Call) -> bool:
-        return bool(call.readers) and not moving(call)
-
-    for what, which, blocks, n in todo:
-        if what == "admit":
-            role = "b" if which == 7 else "a"
-            call = Call(room, blocks, n=n, role=role, last=f"a{which % 2}")
-            call.on_entry = tracked(role, call)
-            calls.append(call)
-        elif what in ("down", "up"):
-            worker_id = ("a0", "a1", "b0")[which % 3]
-            (room.health.drain if what == "down" else room.health.undrain)(worker_id)
-        elif calls:
-            call = calls[which % len(calls)]
-            if what == "leave" and idle(call):
-                await call.end()
-                calls.remove(call)
-            elif what == "cancel":
-                call.task.cancel()
-                for each, _, task in moves:
-                    if each is call:
-                        task.cancel()
-                if not call.readers:
-                    arrived[call.role].remove(call)
-                calls.remove(call)
-            elif what == "move" and idle(call):
-                reader = call.readers[n % len(call.readers)]
-                avoid = reader.worker.id if blocks % 2 else None
-                moves.append((call, reader, asyncio.create_task(move(call, reader, avoid))))
-        await settle()
-        _check(room, arrived, entered)
-    for worker_id in ("a0", "a1", "b0"):
-        room.health.undrain(worker_id)
-    while calls:
-        # Answers end whether or not others of their call wait for room.
-        for call in calls:
-            for reader in set(call.readers) - set(moving(call)):
-                room.admission.leave(reader)
-        await settle()
-        [call, *_] = [each for each in calls if idle(each)]
-        await call.end()
-        calls.remove(call)
-        await settle()
-        _check(room, arrived, entered)
-    assert [*map(len, entered.values())] == [*map(len, arrived.values())]
-    assert room.reserved() == {}
-    assert room.admission.queued == 0
-    assert room.placement.decoding.total() == 0
-
-
-def _check(room: Room, arrived: dict[str, list[object]], entered: dict[str, list[object]]) -> None:
-    admission = room.admission
-    held: Counter[str] = Counter()
-    answers: Counter[str] = Counter()
-    for place in admission._held:
-        held[place.worker.id] += place.blocks
-        answers[place.worker.id] += 1
-    assert +held == +admission.reserved
-    assert +answers == +room.placement.decoding
-    assert all(0 <= blocks <= CAPACITY for blocks in admission.reserved.values())
-    for role, line in admission._lines.items():
-        # Within one step the event loop may wake them in another order than they were let in.
-        assert set(entered[role]) == set(arrived[role][: len(entered[role])])
-        assert len(line) == len(arrived[role]) - len(entered[role])
-        assert not line or admission._found(line[0]) is None
