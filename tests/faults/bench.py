@@ -121,7 +121,7 @@ class Bench:
         counts = {
             "calls in flight in sessions": router.sessions.in_flight,
             "tokens in prefill": router.placement.prefilling.total(),
-            "answers in decode": router.placement.decoding.total(),
+            "answers in decode": router.admission.decoding.total(),
             "reserved blocks": router.admission.reserved.total(),
             "queued calls": router.admission.queued,
             "handoffs in hand": sum(router.prefill.in_hand(w.id) for w in self.prefill),
@@ -131,11 +131,11 @@ class Bench:
         return left + uneven + [leak for worker in self.workers for leak in worker.leaks()]
 
     def _uneven(self) -> dict[str, int]:
-        placement, reserved = self.router.placement, self.router.admission.reserved
+        admission = self.router.admission
         counters = {
-            "prefilling": placement.prefilling,
-            "decoding": placement.decoding,
-            "reserved": reserved,
+            "prefilling": self.router.placement.prefilling,
+            "decoding": admission.decoding,
+            "reserved": admission.reserved,
         }
         return {
             f"{name} on {worker}": count

@@ -88,8 +88,7 @@ class PairDecode(PairWorker):
         ]
 
     def state(self) -> dict[str, Any]:
-        totals = {name: n for name, n in asdict(self.engine.totals).items() if name != "event"}
-        return super().state() | totals | {"events": self.engine.events}
+        return super().state() | asdict(self.engine.totals)
 
     async def _account(self, request: web.Request) -> web.Response:
         account = self.engine.accounts.pop(request.match_info["id"], None)

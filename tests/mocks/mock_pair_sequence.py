@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from prefillshare_server.vllm_plugin.account import EVENT_MARK, Account, Event, Totals
 from prefillshare_server.vllm_plugin.handoff import ReadableParams
 from tests.mocks.mock_pair_faults import Fault
 from tests.mocks.mock_pair_language import Asked, Tag, Writer, extended
@@ -17,18 +18,6 @@ if TYPE_CHECKING:
 
 _SILENT_EVENTS = frozenset({"kv_load_failed", "lease_expired"})
 """After these the real plug-in does not tell the prefill worker that the lease is over."""
-
-
-@dataclass(slots=True)
-class Account:
-    """What a real worker counts of each request."""
-
-    base_tokens_received: int = 0
-    base_tokens_reused: int = 0
-    prompt_tokens_computed: int = 0
-    generated_tokens_recomputed: int = 0
-    handoff_bytes: int = 0
-    event: str | None = None
 
 
 @dataclass(slots=True)
@@ -51,8 +40,7 @@ class DecodeEngine(Engine):
         self.begun: set[str] = set()
         self.given_up: set[str] = set()
         """X-Request-Ids of calls it got, and of calls it must not take any more."""
-        self.totals = Account()
-        self.events: dict[str, int] = {}
+        self.totals = Totals()
 
 
 class Source:
@@ -142,7 +130,7 @@ class DecodeRequest:
         """Prompt positions whose KV is the base's: all but the last."""
         return len(self.ids) - 1
 
-    async def _admitted(self) -> str | None:
+    async def _admitted(self) -> Event | None:
         """Wait for room; the event to end with if there is none in time."""
         engine, loop = self.engine, asyncio.get_running_loop()
         deadline = loop.time() + self.worker.cluster.handoff_s
@@ -168,7 +156,7 @@ class DecodeRequest:
         self.account.base_tokens_reused = min(len(cached) * BLOCK, self._base_len)
         return None
 
-    async def _loaded(self) -> str | None:
+    async def _loaded(self) -> Event | None:
         """Pull the blocks that are not here; the event to end with if that fails."""
         worker, pool = self.worker, self.engine.pool
         reused = self.account.base_tokens_reused
@@ -245,10 +233,10 @@ class DecodeRequest:
             await engine.pool.freed(self.worker.pace_s + 0.001)
         return not self.victim
 
-    def _marked(self, event: str, ids: list[int]) -> Output:
+    def _marked(self, event: Event, ids: list[int]) -> Output:
         self.account.event = event
-        self.engine.events[event] = self.engine.events.get(event, 0) + 1
-        return Output(ids, "abort", f"prefillshare:{event}")
+        self.engine.totals.events[event] += 1
+        return Output(ids, "abort", EVENT_MARK + event)
 
     def _end(self) -> None:
         """As vLLM does however a request ends: its blocks are free, its account is there."""
@@ -260,8 +248,7 @@ class DecodeRequest:
         else:
             self.source.done()
         engine.accounts[self.router_id] = asdict(account)
-        for name in ("base_tokens_received", "base_tokens_reused", "prompt_tokens_computed"):
-            setattr(engine.totals, name, getattr(engine.totals, name) + getattr(account, name))
+        engine.totals.add(account)
 
 
 def _blocks(tokens: int) -> int:

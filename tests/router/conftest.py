@@ -123,7 +123,7 @@ class Bench:
         counts = {
             "sessions": self.router.sessions.in_flight,
             "prefilling": self.router.placement.prefilling.total(),
-            "decoding": self.router.placement.decoding.total(),
+            "decoding": self.router.admission.decoding.total(),
             "reserved": self.router.admission.reserved.total(),
             "queued": self.router.admission.queued,
             "handoffs": sum(self.router.prefill.in_hand(worker.id) for worker in self.prefill),

@@ -16,11 +16,11 @@ async def test_a_call_reserves_its_prompt_and_answer_and_gives_them_back() -> No
     call = room.call(3)
     await settle()
     assert room.reserved() == {"a0": 3}
-    assert room.placement.decoding == {"a0": 1}
+    assert room.admission.decoding == {"a0": 1}
     assert b'prefillshare_decode_reserved_blocks{worker="a0"} 3.0' in room.metrics.render()
     await call.end()
     assert room.reserved() == {}
-    assert room.placement.decoding.total() == 0
+    assert room.admission.decoding.total() == 0
     assert b'prefillshare_decode_reserved_blocks{worker="a0"} 0.0' in room.metrics.render()
 
 
@@ -258,7 +258,7 @@ async def test_a_move_takes_another_place_and_gives_the_first_one_up() -> None:
     await moved(room, call, avoid="a0")
     assert call.at == ["a1"]
     assert room.reserved() == {"a1": 3}
-    assert +room.placement.decoding == {"a1": 1}
+    assert +room.admission.decoding == {"a1": 1}
     await call.end()
     assert room.reserved() == {}
 
@@ -333,7 +333,7 @@ async def test_a_failed_move_leaves_the_reader_without_a_place() -> None:
         await moved(room, call)
     assert room.reserved() == {}
     await call.end()
-    assert room.placement.decoding.total() == 0
+    assert room.admission.decoding.total() == 0
 
 
 async def test_a_finished_answer_can_give_its_place_back_before_its_call_ends() -> None:

@@ -101,7 +101,7 @@ async def _play(todo: list[Step]) -> None:
     assert [*map(len, entered.values())] == [*map(len, arrived.values())]
     assert room.reserved() == {}
     assert room.admission.queued == 0
-    assert room.placement.decoding.total() == 0
+    assert room.admission.decoding.total() == 0
 
 
 def _check(room: Room, arrived: dict[str, list[object]], entered: dict[str, list[object]]) -> None:
@@ -112,7 +112,7 @@ def _check(room: Room, arrived: dict[str, list[object]], entered: dict[str, list
         held[place.worker.id] += place.blocks
         answers[place.worker.id] += 1
     assert +held == +admission.reserved
-    assert +answers == +room.placement.decoding
+    assert +answers == +room.admission.decoding
     assert all(0 <= blocks <= CAPACITY for blocks in admission.reserved.values())
     for role, line in admission._lines.items():
         # Within one step the event loop may wake them in another order than they were let in.

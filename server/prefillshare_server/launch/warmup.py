@@ -4,19 +4,18 @@ They make every decode worker shake hands with every prefill worker and compile 
 on first use (logprobs on CPU: seconds), so that the first user does not wait for it.
 """
 
-from contextlib import suppress
 from typing import Any
 from uuid import uuid4
 
 import aiohttp
 
+from prefillshare_server.router.leases import Leases
 from prefillshare_server.router.topology import WorkerEndpoint
+from prefillshare_server.router.workers import Workers
 
 ANSWER_S = 120
 """A machine that starts many workers at once compiles for long; a handshake that hangs waits for
 ever."""
-
-_RELEASE_S = 2.0
 
 
 async def warm_up_pair(
@@ -42,9 +41,16 @@ async def warm_up_pair(
         params = answer["kv_transfer_params"]
         await call.complete(decode, max_tokens=2, logprobs=1, kv_transfer_params=params)
     except aiohttp.ClientError:
-        # The worker that failed may not have read the blocks.
-        await call.release(prefill)
+        await _give_back(prefill, decode, call.request_id)
         raise
+
+
+async def _give_back(prefill: WorkerEndpoint, decode: WorkerEndpoint, request_id: str) -> None:
+    """End the lease of a failed call, unless the decode worker may still be reading."""
+    async with Workers() as workers:
+        leases = Leases(workers)
+        leases.release_unless_read(decode, prefill, request_id)
+        await leases.close()
 
 
 class _Call:
@@ -58,7 +64,7 @@ class _Call:
         answer_s: float,
     ) -> None:
         self._http = http
-        self._request_id = request_id
+        self.request_id = request_id
         self._common = common
         self._answer_s = answer_s
 
@@ -66,7 +72,7 @@ class _Call:
         request = self._http.post(
             f"{worker.url}/v1/completions",
             json={"model": worker.model, **self._common, **body},
-            headers={"X-Request-Id": self._request_id},
+            headers={"X-Request-Id": self.request_id},
             timeout=aiohttp.ClientTimeout(total=self._answer_s),
         )
         try:
@@ -82,13 +88,3 @@ class _Call:
             raise aiohttp.ClientError(
                 f"{worker.id} did not answer the warm-up request within {self._answer_s:g} s"
             ) from None
-
-    async def release(self, prefill: WorkerEndpoint) -> None:
-        """Give the lease back, if there is one; it would end by itself later."""
-        with suppress(aiohttp.ClientError, TimeoutError):
-            async with self._http.post(
-                f"{prefill.url}/prefillshare/release",
-                json={"request_id": self._request_id},
-                timeout=aiohttp.ClientTimeout(total=_RELEASE_S),
-            ):
-                return

@@ -72,6 +72,8 @@ class Admission:
         self._max_model_len = max_model_len
         self.reserved: Counter[str] = Counter()
         """KV blocks reserved on each decode worker."""
+        self.decoding: Counter[str] = Counter()
+        """Answers each decode worker has room reserved for."""
         self._held: set[Reserved] = set()
         self._lines: dict[str, deque[_Waiting]] = {role: deque() for role in placement.decode}
         health.listen(self._serve_all)
@@ -223,7 +225,7 @@ class Admission:
             worker = min(
                 fitting,
                 key=lambda w: (
-                    self._placement.decoding[w.id] + answers[w.id],
+                    self.decoding[w.id] + answers[w.id],
                     w.id != waiting.last,
                 ),
             )
@@ -236,7 +238,7 @@ class Admission:
 
     def _take(self, place: Reserved) -> None:
         self._held.add(place)
-        self._placement.decoding[place.worker.id] += 1
+        self.decoding[place.worker.id] += 1
         self._count(place.worker, place.blocks)
 
     def _give_back(self, place: Reserved) -> None:
@@ -244,7 +246,7 @@ class Admission:
         if place not in self._held:
             return
         self._held.remove(place)
-        self._placement.decoding[place.worker.id] -= 1
+        self.decoding[place.worker.id] -= 1
         self._count(place.worker, -place.blocks)
         self._serve(place.worker.role or "")
 

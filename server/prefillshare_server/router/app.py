@@ -219,7 +219,7 @@ class _Api:
         if worker.phase == "prefill":
             in_flight = router.prefill.in_hand(worker.id)
         else:
-            in_flight = router.placement.decoding[worker.id]
+            in_flight = router.admission.decoding[worker.id]
         return {
             "id": worker.id,
             "object": "prefillshare.worker",

@@ -7,6 +7,8 @@ from contextlib import AsyncExitStack, aclosing
 from dataclasses import fields
 from typing import Any
 
+from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt
+
 from prefillshare_server.config import Timeouts
 from prefillshare_server.router import sse
 from prefillshare_server.router.ask import Ask
@@ -26,6 +28,7 @@ from prefillshare_server.router.health import Health
 from prefillshare_server.router.metrics import Metrics
 from prefillshare_server.router.topology import WorkerEndpoint
 from prefillshare_server.router.workers import Workers
+from prefillshare_server.vllm_plugin.account import EVENT_MARK
 
 logger = logging.getLogger(__name__)
 
@@ -45,9 +48,6 @@ _OURS = frozenset(
 """Refusals of a decode worker that no client can have caused."""
 
 _ACCOUNT_S = 2.0
-
-_EVENT_MARK = "prefillshare:"
-"""Prefix of a decode worker's stop_reason when it gave the call up."""
 
 
 class Interrupted(Exception):
@@ -120,6 +120,7 @@ class Decode:
                 handoff.over = finished
                 yield answer
         except WorkerRefused as error:
+            _uncover(error)
             handoff.taken = isinstance(error, WorkerBrokeOff) or _may_be_read(error)
             raise self._classified(error, handoff) from error
         except (WorkerUnreachable, WorkerSilent) as error:
@@ -133,7 +134,7 @@ class Decode:
         if not finished:
             # vLLM drops the last chunk of a stream that ends before its first token.
             account = await self.account(handoff)
-            raise self._gave_up(handoff, account.event and _EVENT_MARK + account.event, None)
+            raise self._gave_up(handoff, account.event and EVENT_MARK + account.event, None)
         self._health.succeeded(worker)
 
     async def _broke_off(self, choice: Mapping[str, Any], handoff: Handoff) -> bool:
@@ -143,7 +144,7 @@ class Decode:
         complete; then only its account tells whether the worker gave the call up or was shut down.
         """
         reason = choice.get("finish_reason")
-        if reason == "abort" or str(choice.get("stop_reason")).startswith(_EVENT_MARK):
+        if reason == "abort" or str(choice.get("stop_reason")).startswith(EVENT_MARK):
             return True
         if reason != "tool_calls" or "message" not in choice:
             return False
@@ -168,15 +169,19 @@ class Decode:
 
     async def _told(self, handoff: Handoff) -> Mapping[str, Any]:
         """Ask for the account; once more where the worker gave no answer at all."""
-        path = f"/prefillshare/calls/{handoff.request_id}"
-        try:
-            found: Mapping[str, Any] = await self._workers.json(
-                "GET", handoff.worker, path, phase="decode", timeout_s=_ACCOUNT_S
-            )
-        except (WorkerSilent, WorkerUnreachable):
-            found = await self._workers.json(
-                "GET", handoff.worker, path, phase="decode", timeout_s=_ACCOUNT_S
-            )
+        retrying = AsyncRetrying(
+            stop=stop_after_attempt(2),
+            retry=retry_if_exception_type((WorkerSilent, WorkerUnreachable)),
+            reraise=True,
+        )
+        found: Mapping[str, Any] = await retrying(
+            self._workers.json,
+            "GET",
+            handoff.worker,
+            f"/prefillshare/calls/{handoff.request_id}",
+            phase="decode",
+            timeout_s=_ACCOUNT_S,
+        )
         return found
 
     def _body(self, ask: Ask, handoff: Handoff, generated: Sequence[int]) -> dict[str, Any]:
@@ -283,7 +288,7 @@ class Decode:
         self, handoff: Handoff, stop_reason: object, partial: Answer | None
     ) -> Interrupted:
         """The worker ended the call rather than compute prompt KV itself."""
-        event = str(stop_reason or "").removeprefix(_EVENT_MARK) or None
+        event = str(stop_reason or "").removeprefix(EVENT_MARK) or None
         error = decode_aborted(handoff.worker.id, event)
         self._metrics.decode_gave_up(handoff, error.code or "")
         if event in ("kv_load_failed", "handoff_timeout"):
@@ -301,10 +306,6 @@ class Decode:
 
     def _classified(self, error: WorkerRefused, handoff: Handoff) -> Exception:
         """What the client got wrong is passed on; where the worker failed, another may do."""
-        # A refusal by the engine has its code in front of vLLM's message.
-        code = error.code if error.code in _OURS else error.message.partition(":")[0]
-        if code in _OURS:
-            error.code = code
         if error.code == "lease_expired":
             return self._gave_up(handoff, error.code, None)
         if error.status < 500 and error.code not in _OURS:
@@ -328,9 +329,16 @@ def _only_tokens(chunk: Answer) -> Answer:
     return {**chunk, "choices": [{**choice, **said, "finish_reason": None, "stop_reason": None}]}
 
 
+def _uncover(refused: WorkerRefused) -> None:
+    """Set the code of a refusal by the engine, which stands in front of vLLM's message."""
+    code = refused.message.partition(":")[0]
+    if refused.code not in _OURS and code in _OURS:
+        refused.code = code
+
+
 def _may_be_read(refused: WorkerRefused) -> bool:
     """Whether the handoff of a refused request may be in a reader's hands all the same."""
-    if refused.code == "handoff_taken" or refused.message.startswith("handoff_taken:"):
+    if refused.code == "handoff_taken":
         return True
     return refused.status >= 500 and refused.code != "lease_expired"
 

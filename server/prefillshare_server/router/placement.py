@@ -47,8 +47,6 @@ class Placement:
                 self.decode.setdefault(worker.role, []).append(worker)
         self.prefilling: Counter[str] = Counter()
         """Prompt tokens each prefill worker has in hand and not in its cache, as far as known."""
-        self.decoding: Counter[str] = Counter()
-        """Answers each decode worker has room reserved for; kept by `Admission`."""
         self._pinned = pinned
         self._available = available
         """Whether new calls may go to a worker, by its id."""

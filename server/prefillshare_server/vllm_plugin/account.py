@@ -1,6 +1,6 @@
 """Where the prompt KV of one request on a worker came from, and the totals of all requests."""
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, get_args
 
 Event = Literal["preempted", "kv_load_failed", "lease_expired", "handoff_timeout"]
@@ -8,13 +8,16 @@ Event = Literal["preempted", "kv_load_failed", "lease_expired", "handoff_timeout
 PARAMS_KEY = "prefillshare"
 """Key of our fields in `kv_transfer_params`, in both directions."""
 
+EVENT_MARK = f"{PARAMS_KEY}:"
+"""In front of the event, as the stop_reason of a request that was ended early."""
+
 REFUSED_KEY = "refused"
 """In the engine's last output, instead of an account: why it refused the request."""
 
 
 @dataclass(slots=True)
-class Account:
-    """Counts of tokens and bytes; filled by the scheduler while the request runs."""
+class Counts:
+    """Tokens and bytes."""
 
     base_tokens_received: int = 0
     """Prompt tokens whose base KV was pulled from the prefill worker."""
@@ -23,12 +26,22 @@ class Account:
     """Prompt tokens whose base KV was in this worker's prefix cache."""
 
     prompt_tokens_computed: int = 0
-    """Prompt positions this worker itself ran: 1 on a decode worker."""
+    """Prompt positions this worker itself ran: 1 per request on a decode worker."""
 
     generated_tokens_recomputed: int = 0
     """Tokens of a resumed answer, generated elsewhere before, that the decoder ran again."""
 
     handoff_bytes: int = 0
+
+    def add(self, counts: "Counts") -> None:
+        """Add what `counts` has to the same fields here."""
+        for each in fields(Counts):
+            setattr(self, each.name, getattr(self, each.name) + getattr(counts, each.name))
+
+
+@dataclass(slots=True)
+class Account(Counts):
+    """Of one request; filled by the scheduler while it runs."""
 
     event: Event | None = None
     """Why the request ended early; None when it did not."""
@@ -44,23 +57,8 @@ class Account:
 
 
 @dataclass(slots=True)
-class Totals:
+class Totals(Counts):
     """Sums over every request of a worker that ended, however it ended."""
 
-    base_tokens_received: int = 0
-    base_tokens_reused: int = 0
-    prompt_tokens_computed: int = 0
-    generated_tokens_recomputed: int = 0
-    handoff_bytes: int = 0
     events: dict[Event, int] = field(default_factory=lambda: dict.fromkeys(get_args(Event), 0))
-
-    def add(self, account: Account) -> None:
-        """Add a request's counts; its event is counted by whoever ended it early."""
-        self.base_tokens_received += account.base_tokens_received
-        self.base_tokens_reused += account.base_tokens_reused
-        self.prompt_tokens_computed += account.prompt_tokens_computed
-        self.generated_tokens_recomputed += account.generated_tokens_recomputed
-        self.handoff_bytes += account.handoff_bytes
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+    """Counted by whoever ends a request early."""

@@ -31,6 +31,7 @@ from prefillshare_server.vllm_plugin.handoff import (
     Deadlines,
     Handoff,
     ReadableParams,
+    Rules,
     prompt_digest,
 )
 from prefillshare_server.vllm_plugin.leases import HandoffWorker, Releases
@@ -44,14 +45,13 @@ class PrefillShareConnector(NixlPullConnector):
     def __init__(
         self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig
     ) -> None:
-        contract = BaseContract.of_worker(vllm_config)
-        require_fit(_served_model(vllm_config), contract)
+        require_fit(_served_model(vllm_config), BaseContract.of_worker(vllm_config))
         _require_full_attention(kv_cache_config)
         # Past the parent, which would build vLLM's two parts: one of them here replaces each.
         super(NixlPullConnector, self).__init__(vllm_config, role, kv_cache_config)
         if role == KVConnectorRole.SCHEDULER:
             self.connector_scheduler = HandoffScheduler(
-                vllm_config, self.engine_id, kv_cache_config, contract
+                vllm_config, self.engine_id, kv_cache_config
             )
         else:
             # The one place that runs in the process of the model runner and in no other.
@@ -64,18 +64,12 @@ class HandoffScheduler(NixlPullConnectorScheduler):
     """Scheduler part. Prefill: describes each handoff. Decode: pulls base KV, keeps accounts."""
 
     def __init__(
-        self,
-        vllm_config: VllmConfig,
-        engine_id: str,
-        kv_cache_config: KVCacheConfig,
-        contract: BaseContract,
+        self, vllm_config: VllmConfig, engine_id: str, kv_cache_config: KVCacheConfig
     ) -> None:
         super().__init__(vllm_config, engine_id, kv_cache_config)
-        self.contract = contract
-        self.lease_s = float(self._kv_lease_duration)
+        self.rules = Rules.of_worker(vllm_config)
         extra = vllm_config.kv_transfer_config.get_from_extra_config
         self.handoff_s = float(extra("handoff_s", 30.0))
-        self.clock_skew_s = float(extra("clock_skew_s", 1.0))
         self.accounts: dict[str, Account] = {}
         """Requests that were scheduled and have not ended, by request id."""
         self.totals = Totals()
@@ -95,7 +89,7 @@ class HandoffScheduler(NixlPullConnectorScheduler):
         params = ReadableParams.of(request.kv_transfer_params)
         if params is None:
             return self.handoff_s
-        readable_s = params.prefillshare.readable_s(time.time(), self.clock_skew_s)
+        readable_s = params.prefillshare.readable_s(time.time(), self.rules.clock_skew_s)
         return min(self.handoff_s, readable_s)
 
     def overdue(self) -> list[str]:
@@ -165,7 +159,7 @@ class HandoffScheduler(NixlPullConnectorScheduler):
             account.prompt_tokens_computed = max(0, computed)
         self.totals.add(account)
         # Before vLLM starts the lease, so that it does not end before this.
-        expires_at = time.time() + self.lease_s
+        expires_at = time.time() + self.rules.lease_s
         delay_free, params = super().request_finished(request, block_ids)
         if not self._prefills:
             return delay_free, account.to_params()
@@ -177,7 +171,7 @@ class HandoffScheduler(NixlPullConnectorScheduler):
         if delay_free and params is not None and params["do_remote_prefill"]:
             params[PARAMS_KEY] = Handoff(
                 base_len=request.num_prompt_tokens,
-                base_fingerprint=self.contract.fingerprint,
+                base_fingerprint=self.rules.base_fingerprint,
                 expires_at=expires_at,
                 prompt_digest=prompt_digest(request.prompt_token_ids),
             ).to_params()

@@ -4,6 +4,7 @@ Reached through `engine_client.engine_core.call_utility_async(name, …)`, which
 engine by name and wakes an engine that waits.
 """
 
+from dataclasses import asdict
 from typing import Any
 
 STATE = "prefillshare_state"
@@ -31,7 +32,7 @@ def _state(engine: Any) -> dict[str, Any]:
         "open_leases": len(scheduler.requests) - running - waiting,
         "running": running,
         "waiting": waiting,
-        **scheduler.connector.connector_scheduler.totals.to_dict(),
+        **asdict(scheduler.connector.connector_scheduler.totals),
     }
 
 

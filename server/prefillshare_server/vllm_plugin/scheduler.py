@@ -22,12 +22,17 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
-from prefillshare_server.vllm_plugin.account import PARAMS_KEY, REFUSED_KEY, Account, Event
+from prefillshare_server.vllm_plugin.account import (
+    EVENT_MARK,
+    PARAMS_KEY,
+    REFUSED_KEY,
+    Account,
+    Event,
+)
 from prefillshare_server.vllm_plugin.connector import HandoffScheduler, PrefillShareConnector
 from prefillshare_server.vllm_plugin.handoff import (
     ReadableParams,
     Refusal,
-    Rules,
     SingleUse,
     generated_ids,
     prompt_refusal,
@@ -51,7 +56,6 @@ class BaseKVOnly(_Scheduler):
         if not isinstance(connector, PrefillShareConnector):
             raise TypeError("prefillshare: the decode scheduler needs PrefillShareConnector")
         self._handoffs: HandoffScheduler = connector.connector_scheduler
-        self._rules = Rules.of_worker(self.vllm_config)
         self._taken = SingleUse()
         self._failed_pulls: dict[str, Account] = {}
         self._endings: list[tuple[int, EngineCoreOutput]] = []
@@ -115,7 +119,7 @@ class BaseKVOnly(_Scheduler):
 
     def _refusal(self, request: Request) -> Refusal | None:
         params, now = ReadableParams.of(request.kv_transfer_params), time.time()
-        refused = self._rules.refusal(params, now)
+        refused = self._handoffs.rules.refusal(params, now)
         if refused is not None:
             return refused
         assert params is not None, "a request without readable KV is refused above"
@@ -244,7 +248,7 @@ class BaseKVOnly(_Scheduler):
         self._handoffs.totals.events[event] += 1
         account.event = event
         output.finish_reason = FinishReason.ABORT
-        output.stop_reason = f"{PARAMS_KEY}:{event}"
+        output.stop_reason = EVENT_MARK + event
         output.kv_transfer_params = account.to_params()
         return output
 
