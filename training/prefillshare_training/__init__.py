@@ -1,0 +1,1 @@
+"""Cache-conditioned fine-tuning: decoders that generate from a frozen base's KV cache."""
