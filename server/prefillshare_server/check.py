@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prefillshare_server.errors import ConfigError, Problem
-from prefillshare_server.launch.plan import plan
+from prefillshare_server.launch.plan import decoder_directory, plan
 from prefillshare_server.models import checkpoint, store
 from prefillshare_server.models.geometry import Difference, Geometry, differences
 from prefillshare_server.models.layout import Layout
+from prefillshare_server.models.provenance import untrained
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,7 +28,7 @@ _REMEDIES = {
 def check(cluster: Cluster, *, progress: store.Progress | None = None) -> list[Problem]:
     """Everything that would keep `cluster` from serving; empty when it can start.
 
-    Builds or downloads models that are not there yet. Starts nothing.
+    Builds, downloads or merges models that are not there yet. Starts nothing.
     """
     found = list(_problems(cluster, progress))
     return found or list(_plan_problems(cluster))
@@ -38,22 +39,28 @@ def _problems(cluster: Cluster, progress: store.Progress | None) -> Iterator[Pro
     try:
         base_dir = _weights(cluster.base.model, progress)
         base = Geometry.of(base_dir)
-        Layout.for_model(base_dir, cluster.layout)
+        layout = Layout.for_model(base_dir, cluster.layout)
     except ConfigError as error:
         yield from _located("base.model", error)
         return
     yield from _context_problems(cluster, base_dir)
     for name, role in cluster.roles.items():
-        where = f"roles.{name}.model"
+        where = f"roles.{name}.{role.decoder.field}"
         try:
-            decoder_dir = _weights(role.model, progress)
+            decoder_dir = decoder_directory(role, base_dir, progress)
+            checkpoint.require_weights(decoder_dir)
             decoder = Geometry.of(decoder_dir)
         except ConfigError as error:
             yield from _located(where, error)
             continue
-        yield from _misfits(f"{where}: {decoder_dir}", differences(base, decoder))
+        misfits = list(_misfits(f"{where}: {decoder_dir}", differences(base, decoder)))
+        yield from misfits
         if cluster.dtype == "auto":
             yield from _dtype_problems(where, base_dir, decoder_dir)
+        # Of a decoder that does not fit the base it is no news that it was not trained for it.
+        if not misfits and not cluster.allow_untrained:
+            given = store.resolve(role.decoder.ref)
+            yield from _located(where, ConfigError(*untrained(given, base_dir, layout)))
 
 
 def _weights(ref: str, progress: store.Progress | None) -> Path:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self
 
 import yaml
 from pydantic import (
@@ -99,13 +99,45 @@ class DecodePool(_Section):
     args: Args = {}
 
 
-class Role(_Section):
-    """One role and the decoder (weights) that speaks for it."""
+class DecoderRef(NamedTuple):
+    """Where a role's weights come from."""
 
-    model: ModelRef
+    field: Literal["model", "adapter"]
+    ref: str
+
+
+class Role(_Section):
+    """One role and the decoder (weights) that speaks for it: `model` or `adapter`."""
+
+    model: ModelRef | None = None
+    """Full weights: store name, directory, or hub id."""
+    adapter: ModelRef | None = None
+    """A LoRA adapter of the base, merged into it before the start: directory or hub id."""
     replicas: int = Field(default=1, ge=1)
     args: Args = {}
     """Extra vLLM arguments of this role's workers; they win over ``decode.args``."""
+
+    @model_validator(mode="after")
+    def _has_one_decoder(self) -> Self:
+        if self.model is None and self.adapter is None:
+            raise ValueError(
+                "has neither model nor adapter; add `model: …` (full weights) or `adapter: …` "
+                "(a LoRA adapter of the base)"
+            )
+        if self.model is not None and self.adapter is not None:
+            raise ValueError(
+                f"has both model {self.model!r} and adapter {self.adapter!r}; remove one of them, "
+                "or set it to null"
+            )
+        return self
+
+    @property
+    def decoder(self) -> DecoderRef:
+        """The one that is set."""
+        if self.adapter is not None:
+            return DecoderRef("adapter", self.adapter)
+        assert self.model is not None, "a role has a model or an adapter"
+        return DecoderRef("model", self.model)
 
 
 class Router(_Section):
@@ -189,6 +221,9 @@ class Cluster(_Section):
     """Weights and KV of every worker."""
     max_model_len: int | None = Field(default=None, ge=1)
     """Context length of every worker, in tokens; None is the model's own."""
+    allow_untrained: bool = False
+    """Serve decoders that were not trained on this base's KV with this layout: they answer, but
+    not as well as they could."""
 
     @model_validator(mode="after")
     def _names_differ(self) -> Self:
@@ -223,7 +258,9 @@ class Cluster(_Section):
             update={"model": store.absolute(self.base.model, relative_to=folder)}
         )
         roles = {
-            name: role.model_copy(update={"model": store.absolute(role.model, relative_to=folder)})
+            name: role.model_copy(
+                update={role.decoder.field: store.absolute(role.decoder.ref, relative_to=folder)}
+            )
             for name, role in self.roles.items()
         }
         return self.model_copy(update={"base": base, "roles": roles})

@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 
 from prefillshare_server.check import check
-from prefillshare_server.config import Cluster
+from prefillshare_server.config import Cluster, LayoutSettings
+from prefillshare_server.launch.plan import plan
+from prefillshare_server.models.layout import Layout
+from prefillshare_server.models.provenance import Provenance, base_fingerprint
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +30,8 @@ def port() -> int:
 def cluster(port: int, **changes: Any) -> Cluster:
     roles = {"planner": {"model": "tiny-a"}, "critic": {"model": "tiny-b", "replicas": 2}}
     raw = {"base": {"model": "tiny-base"}, "roles": roles, "router": {"port": port}}
-    return Cluster.model_validate({**raw, **changes})
+    # The tiny decoders are drawn, not trained.
+    return Cluster.model_validate({**raw, "allow_untrained": True, **changes})
 
 
 def lines(cluster: Cluster) -> list[str]:
@@ -82,6 +86,75 @@ def test_a_decoder_without_a_tokenizer_is_a_problem(port: int, decoder: Path) ->
     [line] = lines(cluster(port, roles={"critic": {"model": str(decoder)}}))
 
     assert "has no tokenizer; if its token ids are the base's, copy" in line
+
+
+def test_decoders_that_were_not_trained_for_the_base_are_problems(port: int) -> None:
+    planner, critic = lines(cluster(port, allow_untrained=False))
+
+    assert planner.startswith("roles.planner.model: ")
+    assert "was not trained to read the base's KV (no prefillshare.json)" in planner
+    assert "`prefillshare train --base " in planner
+    assert "allow_untrained: true in the cluster file, or --allow-untrained" in planner
+    assert critic.startswith("roles.critic.model: ")
+
+
+def test_the_bases_own_weights_need_no_training(port: int) -> None:
+    roles = {"critic": {"model": "tiny-base"}}
+
+    assert check(cluster(port, roles=roles, allow_untrained=False)) == []
+
+
+def test_a_decoder_that_does_not_fit_is_not_also_called_untrained(port: int) -> None:
+    roles = {"critic": {"model": "tiny-other-geometry"}}
+
+    [line] = lines(cluster(port, roles=roles, allow_untrained=False))
+
+    assert "does not fit the base" in line
+
+
+def test_what_is_wrong_with_an_adapter_is_found(port: int, tmp_path: Path) -> None:
+    roles = {
+        "full": {"adapter": "tiny-a"},
+        "gone": {"adapter": str(tmp_path / "gone")},
+    }
+
+    full, gone = lines(cluster(port, roles=roles))
+
+    assert full.startswith("roles.full.adapter: ")
+    assert "is a full checkpoint, not an adapter; name it with `model:`" in full
+    assert gone.startswith("roles.gone.adapter: ")
+    assert "there is no such directory" in gone
+
+
+def test_a_trained_adapter_is_served_as_merged_weights(
+    port: int, tiny_home: Path, tiny_adapter: Path, tmp_path: Path
+) -> None:
+    base = tiny_home / "models" / "tiny-base"
+    trained = Path(shutil.copytree(tiny_adapter, tmp_path / "lora"))
+    layout = Layout.for_model(base, LayoutSettings()).fingerprint
+    Provenance("prefillshare", "tiny-base", base_fingerprint(base), layout, {}, {}, (), {}).write(
+        trained
+    )
+    wanted = cluster(port, roles={"critic": {"adapter": str(trained)}}, allow_untrained=False)
+
+    assert check(wanted) == []
+
+    _, critic = plan(wanted, log_dir=tmp_path)
+    assert critic.model.parent == tiny_home / "merged"
+    # The adapter is what is asked for its training, whatever has been merged from its like.
+    [line] = lines(
+        cluster(port, roles={"critic": {"adapter": str(tiny_adapter)}}, allow_untrained=False)
+    )
+    assert line.startswith(f"roles.critic.adapter: {tiny_adapter}: was not trained")
+
+
+def test_an_adapter_named_as_a_model_is_a_problem(port: int, tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"weights")
+
+    [line] = lines(cluster(port, roles={"critic": {"model": str(tmp_path)}}))
+
+    assert "name it with `adapter:` instead of `model:`" in line
 
 
 def test_every_role_is_looked_at(port: int, tmp_path: Path, decoder: Path) -> None:

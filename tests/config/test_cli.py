@@ -12,7 +12,7 @@ import yaml
 from prefillshare_server import cli
 from tests.config.conftest import WriteCluster
 
-CLUSTER = "base: {model: tiny-base}\nroles: {planner: {model: tiny-a}}\nrouter: {port: PORT}\n"
+CLUSTER = "base: {model: tiny-base}\nroles: {planner: {model: tiny-base}}\nrouter: {port: PORT}\n"
 
 
 class Result(NamedTuple):
@@ -74,6 +74,39 @@ def test_a_problem_ends_with_code_2_and_one_line_each(run: Run, cluster_file: Pa
     assert result.code == 2
     assert first.startswith(f"error: {cluster_file}: roles.a.model: ")
     assert second.startswith(f"error: {cluster_file}: roles.b.model: ")
+
+
+@pytest.mark.parametrize("command", ["check", "serve"])
+def test_an_untrained_decoder_is_refused_unless_it_is_allowed(
+    run: Run, cluster_file: Path, command: str
+) -> None:
+    untrained = ("--set", "roles.planner.model=tiny-a")
+
+    refused = run(command, cluster_file, *untrained)
+
+    assert refused.code == 2
+    assert refused.err.startswith(f"error: {cluster_file}: roles.planner.model: ")
+    assert "--allow-untrained" in refused.err
+    assert run("check", cluster_file, *untrained, "--allow-untrained").code == 0
+
+
+def test_the_option_that_allows_them_is_part_of_the_configuration(
+    run: Run, cluster_file: Path
+) -> None:
+    shown = yaml.safe_load(run("serve", cluster_file, "--print-config", "--allow-untrained").out)
+
+    assert shown["allow_untrained"] is True
+
+
+def test_check_shows_what_an_adapter_is_merged_into(
+    run: Run, cluster_file: Path, tiny_adapter: Path
+) -> None:
+    role = f"roles.critic.adapter={tiny_adapter}"
+
+    result = run("check", cluster_file, "--set", role, "--allow-untrained")
+
+    assert result.code == 0
+    assert f"tiny-base + adapter {tiny_adapter}" in result.out.replace("\n", "")
 
 
 def test_serve_refuses_what_check_refuses(run: Run, cluster_file: Path) -> None:

@@ -79,6 +79,35 @@ def test_directories_are_taken_from_the_folder_of_the_file(
     assert cluster.roles["b"].model == str(tmp_path / "later")
 
 
+def test_an_adapter_is_found_from_the_folder_of_the_file(
+    write_cluster: WriteCluster, tmp_path: Path
+) -> None:
+    text = "base: {model: b}\nroles: {a: {adapter: ./lora}, b: {adapter: owner/name}}\n"
+
+    cluster = Cluster.load(write_cluster(text))
+
+    assert cluster.roles["a"].decoder == ("adapter", str(tmp_path / "lora"))
+    assert cluster.roles["b"].decoder == ("adapter", "owner/name")
+    assert Cluster.load(write_cluster(cluster.to_yaml())) == cluster
+
+
+def test_an_override_can_put_an_adapter_in_place_of_a_model(write_cluster: WriteCluster) -> None:
+    path = write_cluster(MINIMAL)
+
+    cluster = Cluster.load(path, {"roles.planner.model": None, "roles.planner.adapter": "o/n"})
+
+    assert cluster.roles["planner"].decoder == ("adapter", "o/n")
+
+
+def test_untrained_decoders_are_refused_unless_the_environment_or_file_allows_them(
+    write_cluster: WriteCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not Cluster.load(write_cluster(MINIMAL)).allow_untrained
+    assert Cluster.load(write_cluster(MINIMAL + "allow_untrained: true\n")).allow_untrained
+    monkeypatch.setenv("PREFILLSHARE_ALLOW_UNTRAINED", "true")
+    assert Cluster.load(write_cluster(MINIMAL)).allow_untrained
+
+
 def test_vllm_arguments_keep_their_types(write_cluster: WriteCluster) -> None:
     args = "{max-num-seqs: 8, enforce_eager: true, seed: 1.5, allowed-origins: [a, b], q: x}"
 
@@ -173,6 +202,14 @@ def test_a_wrong_value_is_named_with_its_place_and_remedy(
         (
             "base: {model: x}\nroles: {a: {model: x, replica: 2}}",
             "roles.a.replica: unknown key 'replica'; did you mean 'replicas'?",
+        ),
+        (
+            "base: {model: x}\nroles: {a: {replicas: 2}}",
+            "roles.a: has neither model nor adapter; add `model: …` (full weights) or `adapter: …`",
+        ),
+        (
+            "base: {model: x}\nroles: {a: {model: x, adapter: ./y}}",
+            "roles.a: has both model 'x' and adapter './y'; remove one of them",
         ),
         (
             "base: {model: x}\nroles:\n  a: {model: x}\n  a: {model: y}",

@@ -173,7 +173,7 @@ def test_a_decoder_without_a_template_of_its_own_fits(tmp_path: Path) -> None:
     ("files", "complaint"),
     [
         ({}, "is no Hugging Face checkpoint .no config.json."),
-        ({"adapter_config.json": "{}"}, "is a LoRA adapter.*merge it"),
+        ({"adapter_config.json": "{}"}, "is a LoRA adapter.*name it with `adapter:`"),
         ({"config.json": "{"}, "config.json: cannot be read"),
         ({"config.json": "[]"}, "config.json: is no JSON object"),
         ({"config.json": '{"model_type": "mamba"}'}, "num_attention_heads: None is not a positive"),

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from prefillshare_server.errors import ConfigError
-from prefillshare_server.models import checkpoint, store, tiny
+from prefillshare_server.models import build_once, checkpoint, store, tiny
 
 
 @pytest.fixture
@@ -76,10 +76,10 @@ def test_of_two_processes_one_builds_and_the_other_waits(home: Path) -> None:
 
 
 def test_a_lock_held_too_long_is_an_error(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "LOCK_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(build_once, "LOCK_TIMEOUT_S", 0.1)
 
     with (
-        store._lock("tiny-a", lambda step: None),
+        build_once.locked(home / "tiny-a", build_once.silent),
         pytest.raises(ConfigError, match="another process has held"),
     ):
         store.build("tiny-a")

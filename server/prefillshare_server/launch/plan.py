@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from prefillshare_server.config import ArgValue, Cluster
+from prefillshare_server.config import ArgValue, Cluster, Role
 from prefillshare_server.launch.hardware import Hardware
 from prefillshare_server.launch.memory import (
     cpu_blocks,
@@ -23,7 +23,7 @@ from prefillshare_server.launch.vllm_args import (
     to_argv,
     worker_args,
 )
-from prefillshare_server.models import checkpoint, store
+from prefillshare_server.models import adapter, checkpoint, store
 from prefillshare_server.router.topology import Phase, WorkerEndpoint
 from prefillshare_server.vllm_plugin import WORKER_ENV
 from prefillshare_server.vllm_plugin.contract import BaseContract
@@ -94,7 +94,7 @@ def plan(
 ) -> tuple[WorkerSpec, ...]:
     """Every worker of the cluster, prefill workers first.
 
-    Builds or downloads models that are not on disk yet, which may take minutes. Raises
+    Builds, downloads or merges models that are not on disk yet, which may take minutes. Raises
     ConfigError.
     """
     hardware = hardware or Hardware.detect()
@@ -141,10 +141,21 @@ def _pools(cluster: Cluster) -> list[_Pool]:
     ]
     for role, settings in cluster.roles.items():
         check_user_args(settings.args, f"roles.{role}.args")
-        model = store.resolve(settings.model)
+        model = decoder_directory(settings, base)
         args = {**cluster.decode.args, **settings.args}
         pools.append(_Pool("decode", role, model, role, settings.replicas, args))
     return pools
+
+
+def decoder_directory(role: Role, base_dir: Path, progress: store.Progress | None = None) -> Path:
+    """The full weights of a role's decoder; an adapter is merged into its base on first use.
+
+    May take minutes. Raises ConfigError.
+    """
+    directory = store.resolve(role.decoder.ref, progress=progress)
+    if role.decoder.field == "adapter":
+        return adapter.merged(base_dir, directory, progress)
+    return directory
 
 
 def _shared_settings(

@@ -23,7 +23,7 @@ def config(directory: Path) -> dict[str, Any]:
                 Problem(
                     str(directory),
                     "is a LoRA adapter, not a full checkpoint",
-                    "merge it into its base and save the result (peft: merge_and_unload)",
+                    "name it with `adapter:` instead of `model:`",
                 )
             )
         raise ConfigError(
@@ -33,7 +33,7 @@ def config(directory: Path) -> dict[str, Any]:
                 "point to the folder that save_pretrained wrote",
             )
         )
-    raw = _json(directory / "config.json")
+    raw = read_json(directory / "config.json")
     text = raw.get("text_config")
     if isinstance(text, dict):
         return {"architectures": raw.get("architectures"), **text}
@@ -66,7 +66,7 @@ def require_weights(directory: Path) -> None:
     """Raise ConfigError unless all weight files are there and not empty."""
     index = directory / "model.safetensors.index.json"
     if index.is_file():
-        shards = _json(index).get("weight_map", {})
+        shards = read_json(index).get("weight_map", {})
         names = sorted(set(shards.values()))
     else:
         names = sorted(path.name for path in directory.glob("*.safetensors"))
@@ -91,7 +91,7 @@ def chat_template(directory: Path) -> str | None:
     for name in ("chat_template.json", "tokenizer_config.json"):
         if not (directory / name).is_file():
             continue
-        template = _json(directory / name).get("chat_template")
+        template = read_json(directory / name).get("chat_template")
         if isinstance(template, list):
             # Older checkpoints name several; `default` is the one for chat.
             named = {entry.get("name"): entry.get("template") for entry in template}
@@ -107,11 +107,20 @@ def special_tokens(directory: Path) -> dict[str, str]:
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
         if not (directory / name).is_file():
             continue
-        for key, value in _json(directory / name).items():
+        for key, value in read_json(directory / name).items():
             content = value.get("content") if isinstance(value, dict) else value
             if key.endswith("_token") and isinstance(content, str):
                 tokens[key] = content
     return tokens
+
+
+def stop_ids(directory: Path) -> frozenset[int]:
+    """Ids that end generation besides the tokenizer's end of sequence, as vLLM reads them."""
+    if (directory / "generation_config.json").is_file():
+        ids = read_json(directory / "generation_config.json").get("eos_token_id")
+    else:
+        ids = config(directory).get("eos_token_id")
+    return frozenset(ids if isinstance(ids, list) else [] if ids is None else [ids])
 
 
 def tokenizer_sha256(directory: Path) -> str | None:
@@ -120,7 +129,7 @@ def tokenizer_sha256(directory: Path) -> str | None:
     Two files that differ only in how a version of `tokenizers` writes them hash alike.
     """
     if (directory / "tokenizer.json").is_file():
-        raw = _json(directory / "tokenizer.json")
+        raw = read_json(directory / "tokenizer.json")
         model = raw.get("model") or {}
         merges = [
             pair if isinstance(pair, str) else " ".join(pair) for pair in model.get("merges", [])
@@ -150,11 +159,8 @@ def template_sha256(directory: Path) -> str | None:
     return None if template is None else _sha256(template.encode())
 
 
-def _sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
-
-
-def _json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file. Raises ConfigError when there is none."""
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -164,3 +170,7 @@ def _json(path: Path) -> dict[str, Any]:
     if not isinstance(raw, dict):
         raise ConfigError(Problem(str(path), "is no JSON object", "copy or download it again"))
     return raw
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

@@ -94,19 +94,60 @@ class Layout:
         Mutates nothing. Raises ValueError, naming the field, for messages that are malformed,
         not text, or refused by the template.
         """
-        chat.require_text(messages)
         extra = dict(template_kwargs or {})
         if reserved := extra.keys() & {"messages", "tools", "add_generation_prompt"}:
             raise ValueError(f"chat_template_kwargs: {sorted(reserved)[0]!r} cannot be set here")
-        history = list(messages)
-        if self._needs_parsed_arguments:
-            history = [chat.with_parsed_arguments(message) for message in messages]
+        history = self._history(messages)
         full = self._apply(history, tools, extra, ask=True)
         context = self._context(history, tools, extra)
         if not full.startswith(context):
             # Some templates write the last message of a conversation differently.
             context = _common_prefix(context, full)
         return Rendered(context, full)
+
+    def answer(
+        self,
+        messages: Sequence[chat.Message],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> str:
+        """The last message, an assistant's, as its author writes it after the generation prompt.
+
+        That is its text and tool calls, the end of the turn, and whatever follows. It may differ
+        from what later prompts make of it: some templates drop thoughts from earlier turns.
+        Raises ValueError like `render`.
+        """
+        *asked, answer = self._history(messages)
+        if self.tail_role is not None:
+            asked, tools = chat.without_head(asked), None
+        # Templates may refuse an answer to nothing, or open it otherwise.
+        found = self._behind_opener(asked, answer, tools) if asked else None
+        found = found if found is not None else self._behind_opener([_ASK], answer, tools)
+        if found is None:
+            raise ValueError("the chat template writes this answer nowhere behind its opener")
+        return found
+
+    def _behind_opener(
+        self,
+        asked: list[chat.Message],
+        answer: chat.Message,
+        tools: Sequence[chat.Message] | None,
+    ) -> str | None:
+        written = self._apply([*asked, answer], tools, {}, ask=False)
+        opened = self._apply(asked, tools, {}, ask=True)
+        if not written.startswith(opened):
+            # A generation prompt may hold more than the turn that it opens, an empty thought say.
+            probe = {"role": "assistant", "content": _PROBE}
+            opened, found, _ = self._apply([*asked, probe], tools, {}, ask=False).partition(_PROBE)
+            if not found or not written.startswith(opened):
+                return None
+        return written[len(opened) :]
+
+    def _history(self, messages: Sequence[chat.Message]) -> list[chat.Message]:
+        """Checked `messages`, as the template needs them."""
+        chat.require_text(messages)
+        if self._needs_parsed_arguments:
+            return [chat.with_parsed_arguments(message) for message in messages]
+        return list(messages)
 
     def _context(
         self,

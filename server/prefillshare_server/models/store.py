@@ -7,25 +7,18 @@ a second process never leaves or sees half a model.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
 import shutil
-import tempfile
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 from prefillshare_server.errors import ConfigError, Problem, suggestion
-
-Progress = Callable[[str], None]
-"""Called with a short description at the start of each step."""
+from prefillshare_server.models.build_once import Progress as Progress
+from prefillshare_server.models.build_once import build_once, locked, silent
 
 RECIPE_FILE = "prefillshare-model.json"
-LOCK_TIMEOUT_S = 900.0
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 # Weights in other formats than safetensors can double the size of a download.
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
@@ -82,7 +75,7 @@ def resolve(ref: str, *, relative_to: Path | None = None, progress: Progress | N
             raise ConfigError(Problem(place, "there is no such directory", "check the path"))
         return Path(place)
     if _HUB_ID.fullmatch(ref):
-        return _download(ref, progress or _silent)
+        return _download(ref, progress or silent)
     raise ConfigError(
         Problem(
             f"model {ref!r}",
@@ -108,26 +101,14 @@ def build(name: str, *, progress: Progress | None = None) -> Path:
 
     Safe to call from several processes: one builds, the others wait for it.
     """
-    if done := path_of(name):
-        return done
-    notify = progress or _silent
-    with _lock(name, notify):
-        # Another process may have built it while this one waited.
-        if done := path_of(name):
-            return done
-        _remove_leftovers(name)
-        work = Path(tempfile.mkdtemp(prefix=f".{name}.", suffix=".partial", dir=home()))
-        try:
-            _write(name, work, notify)
-            recipe = {"name": name, "recipe": MODELS[name].recipe}
-            (work / RECIPE_FILE).write_text(json.dumps(recipe) + "\n")
-            _make_readable(work)
-            target = home() / name
-            shutil.rmtree(target, ignore_errors=True)
-            work.rename(target)
-        finally:
-            shutil.rmtree(work, ignore_errors=True)
-    return target
+    notify = progress or silent
+
+    def write(directory: Path) -> None:
+        _write(name, directory, notify)
+        recipe = {"name": name, "recipe": MODELS[name].recipe}
+        (directory / RECIPE_FILE).write_text(json.dumps(recipe) + "\n")
+
+    return build_once(home() / name, write, found=lambda: path_of(name), progress=notify)
 
 
 def remove(name: str) -> bool:
@@ -136,7 +117,7 @@ def remove(name: str) -> bool:
     directory = home() / name
     if not directory.exists():
         return False
-    with _lock(name, _silent):
+    with locked(directory, silent):
         shutil.rmtree(directory)
     return True
 
@@ -171,49 +152,6 @@ def _download(ref: str, progress: Progress) -> Path:
         ) from None
 
 
-@contextmanager
-def _lock(name: str, progress: Progress) -> Iterator[None]:
-    """An exclusive lock on building or removing `name`; gives up after LOCK_TIMEOUT_S."""
-    home().mkdir(parents=True, exist_ok=True)
-    with (home() / f".{name}.lock").open("w") as file:
-        deadline = time.monotonic() + LOCK_TIMEOUT_S
-        waiting = False
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if not waiting:
-                    progress(f"another process is building {name}; waiting")
-                    waiting = True
-                if time.monotonic() > deadline:
-                    raise ConfigError(
-                        Problem(
-                            f"model {name}",
-                            f"another process has held {file.name} for {LOCK_TIMEOUT_S:.0f} s",
-                            "stop that process and try again",
-                        )
-                    ) from None
-                time.sleep(0.2)
-        yield
-
-
-def _remove_leftovers(name: str) -> None:
-    for leftover in home().glob(f".{name}.*.partial"):
-        shutil.rmtree(leftover, ignore_errors=True)
-
-
-def _make_readable(directory: Path) -> None:
-    # mkdtemp and safetensors create private files; a model is no secret.
-    directory.chmod(0o755)
-    for file in directory.iterdir():
-        file.chmod(0o644)
-
-
 def _require_known(name: str) -> None:
     if name not in MODELS:
         raise ConfigError(Problem(f"model {name!r}", "not a store model", suggestion(name, MODELS)))
-
-
-def _silent(step: str) -> None:
-    """No progress wanted."""

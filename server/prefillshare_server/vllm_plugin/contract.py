@@ -11,12 +11,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from prefillshare_server.models import weights
 from prefillshare_server.models.geometry import Geometry, differences
 from prefillshare_server.vllm_plugin import WORKER_ENV
 from prefillshare_server.vllm_plugin.account import PARAMS_KEY
-
-_SAMPLE_BYTES = 64 * 1024
-_SAMPLES = 16
 
 
 class ContractError(RuntimeError):
@@ -53,7 +51,7 @@ class BaseContract:
         cls, base_dir: Path, *, dtype: str, block_size: int, kv_cache_dtype: str
     ) -> "BaseContract":
         geometry = Geometry.of(base_dir)
-        parts = (geometry.fingerprint(), weights_digest(base_dir), dtype, block_size)
+        parts = (geometry.fingerprint(), weights.digest(base_dir), dtype, block_size)
         fingerprint = hashlib.sha256(repr((*parts, kv_cache_dtype)).encode()).hexdigest()[:16]
         return cls(fingerprint, geometry, dtype, block_size, kv_cache_dtype)
 
@@ -90,20 +88,3 @@ def require_fit(served: ServedModel, base: BaseContract) -> None:
     if found:
         listed = "; ".join(f"{field}: base {a}, decoder {b}" for field, a, b in found)
         raise ContractError(f"{served.directory} does not fit the base: {listed}")
-
-
-def weights_digest(directory: Path) -> str:
-    """Fingerprint of a checkpoint's weights by samples: 16 hex digits.
-
-    Reads at most 1 MiB per file, so that a base of any size is named in milliseconds; two
-    checkpoints of one architecture differ in every sample.
-    """
-    digest = hashlib.sha256()
-    for path in sorted(directory.glob("*.safetensors")):
-        size = path.stat().st_size
-        digest.update(f"{path.name}:{size}".encode())
-        with path.open("rb") as file:
-            for index in range(_SAMPLES):
-                file.seek(size * index // _SAMPLES)
-                digest.update(file.read(_SAMPLE_BYTES))
-    return digest.hexdigest()[:16]
