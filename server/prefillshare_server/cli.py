@@ -15,6 +15,8 @@ from rich.table import Table
 
 from prefillshare_server.errors import ConfigError, Problem
 from prefillshare_server.models import store
+from prefillshare_training import cli as training
+from prefillshare_training.evaluate import cli as evaluation
 
 if TYPE_CHECKING:
     from prefillshare_server.config import Cluster
@@ -43,6 +45,8 @@ Store models live under $PREFILLSHARE_HOME/models, by default ~/.cache/prefillsh
 """,
 )
 app.add_typer(models_app, name="models")
+app.command("train")(training.train)
+app.command("eval")(evaluation.evaluate)
 
 ClusterFile = Annotated[
     Path, typer.Argument(metavar="CLUSTER.YAML", help="The cluster file.", show_default=False)
@@ -63,6 +67,14 @@ Host = Annotated[
 ]
 Port = Annotated[
     int | None, typer.Option(help="Port to listen on; overrides router.port.", show_default=False)
+]
+AllowUntrained = Annotated[
+    bool,
+    typer.Option(
+        "--allow-untrained",
+        help="Also serve decoders that were not trained for this base and prompt layout; "
+        "sets allow_untrained.",
+    ),
 ]
 StoreName = Annotated[str, typer.Argument(metavar="NAME", help="See [bold]models list[/bold].")]
 
@@ -121,6 +133,7 @@ def serve(
     host: Host = None,
     port: Port = None,
     settings: Settings = None,
+    allow_untrained: AllowUntrained = False,
     print_config: Annotated[
         bool, typer.Option("--print-config", help="Print the effective configuration and exit.")
     ] = False,
@@ -138,7 +151,7 @@ def serve(
 
       prefillshare serve cluster.yaml --print-config
     """
-    cluster = _load(cluster_file, settings, host=host, port=port)
+    cluster = _load(cluster_file, settings, host, port, allow_untrained)
     if print_config:
         typer.echo(cluster.to_yaml(), nl=False)
         return
@@ -150,21 +163,28 @@ def serve(
 
 @app.command()
 def check(
-    cluster_file: ClusterFile, host: Host = None, port: Port = None, settings: Settings = None
+    cluster_file: ClusterFile,
+    host: Host = None,
+    port: Port = None,
+    settings: Settings = None,
+    allow_untrained: AllowUntrained = False,
 ) -> None:
     """Validate a cluster without starting it: models, their fit, layout and port.
 
-    Models that are not on this machine yet are built or downloaded. Exit code 2 when
-    something is wrong, with one line for each problem.
+    Models that are not on this machine yet are built or downloaded, adapters are merged into
+    their base. Exit code 2 when something is wrong, with one line for each problem. A decoder
+    that was not trained for this base and prompt layout is a problem, unless it is allowed.
 
     [dim]Example:[/dim]  prefillshare check cluster.yaml
     """
-    cluster = _load(cluster_file, settings, host=host, port=port)
+    cluster = _load(cluster_file, settings, host, port, allow_untrained)
     _require_valid(cluster, cluster_file)
     table = Table("serves", "model", "workers", box=None, pad_edge=False)
     table.add_row(f"{cluster.base.name} (base)", cluster.base.model, str(cluster.prefill.replicas))
     for name, role in cluster.roles.items():
-        table.add_row(name, role.model, str(role.replicas))
+        field, ref = role.decoder
+        shown = ref if field == "model" else f"{cluster.base.model} + adapter {ref}"
+        table.add_row(name, shown, str(role.replicas))
     console = Console()
     console.print(table)
     console.print(f"[green]ok[/green]: {cluster_file} can be served")
@@ -212,7 +232,13 @@ def remove_model(name: StoreName) -> None:
     typer.echo(f"removed {name}" if store.remove(name) else f"{name} is not built")
 
 
-def _load(path: Path, settings: list[str] | None, **options: object) -> Cluster:
+def _load(
+    path: Path,
+    settings: list[str] | None,
+    host: str | None,
+    port: int | None,
+    allow_untrained: bool,
+) -> Cluster:
     from prefillshare_server.config import Cluster
     from prefillshare_server.config_sources import parse_value
 
@@ -224,9 +250,12 @@ def _load(path: Path, settings: list[str] | None, **options: object) -> Cluster:
                 Problem(f"--set {setting}", "no FIELD=VALUE", "write for example router.port=9000")
             )
         overrides[field] = parse_value(text, f"--set {field}")
-    for name, value in options.items():
-        if value is not None:
-            overrides[f"router.{name}"] = value
+    options = {
+        "router.host": host,
+        "router.port": port,
+        "allow_untrained": allow_untrained or None,
+    }
+    overrides |= {field: value for field, value in options.items() if value is not None}
     return Cluster.load(path, overrides)
 
 

@@ -123,18 +123,10 @@ class Account:
         session.totals.generated_tokens += sum(t.generated_tokens for t in self._all())
         if self._ask.kind != "chat":
             return
-        context_end = self._handoffs[0].context_end
+        first = self._handoffs[0]
         for tally in self._all()[:_KEPT_CHOICES]:
-            written = tally.written(self._tokens)
-            if written is None:
-                continue
-            if tally.tool_calls:
-                session.turns.keep(written.text, tally.content, tally.tool_calls)
-            opener_text, opener_ids = self._handoffs[0].reader.prompt.opener
-            if opener_text:
-                session.ledger.keep_answer(
-                    context_end, opener_text + written.text, [*opener_ids, *written.ids]
-                )
+            opener = first.reader.prompt.opener
+            session.keep_answer(first.context_end, opener, tally, self._tokens)
 
     def _all(self) -> list[Tally]:
         """Tallies in the order of the choices."""

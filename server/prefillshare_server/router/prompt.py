@@ -1,19 +1,61 @@
 """From a request to token ids: rendered and tokenised once, for the base and the decoder alike."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from prefillshare_server.models.layout import Layout
 from prefillshare_server.router.ask import Ask
 from prefillshare_server.router.errors import bad_request, context_too_long
 from prefillshare_server.router.handoff import Prompt
-from prefillshare_server.router.ledger import Ledger
+from prefillshare_server.router.ledger import Match
 from prefillshare_server.router.messages import prepared
 from prefillshare_server.router.sessions import Session
 from prefillshare_server.router.tokens import Tokens
 
 _ASK = {"role": "user", "content": "a question"}
 _ANSWER = "prefillshare-answer"
+
+
+class Draft(NamedTuple):
+    """A rendered prompt. Its ids are those of `match`, of `new_text` and of `tail`, in a row."""
+
+    match: Match
+    """The start of the context, which the session has ids for."""
+    new_text: str
+    """The rest of the context."""
+    tail: str
+    """What only this call needs: always tokenised apart, so it can never move the context."""
+
+
+def draft(
+    layout: Layout,
+    tokens: Tokens,
+    session: Session | None,
+    messages: Sequence[Any],
+    tools: Sequence[Mapping[str, Any]] | None,
+    template_kwargs: Mapping[str, Any] | None = None,
+) -> Draft:
+    """Render a conversation and cut it where it is tokenised. Changes nothing.
+
+    Training renders by it too. Raises ValueError, naming the field, for what cannot be rendered.
+    """
+    context, full = layout.render(
+        prepared(messages, session.turns if session else None),
+        tools,
+        template_kwargs=template_kwargs,
+    )
+    match = session.ledger.match(context, tokens.splits_at) if session else Match()
+    return Draft(match, context[match.chars :], full[len(context) :])
+
+
+def opener(layout: Layout) -> str:
+    """What the layout writes between a conversation and an assistant's answer to it."""
+    asked = layout.render([_ASK]).context
+    answered = layout.render([_ASK, {"role": "assistant", "content": _ANSWER}]).context
+    written, found, _ = answered.removeprefix(asked).partition(_ANSWER)
+    # A template may write earlier turns otherwise than the latest: then no answer is ever found
+    # again, and every turn is tokenised as text.
+    return written if found and answered.startswith(asked) else ""
 
 
 class Prompts:
@@ -23,7 +65,7 @@ class Prompts:
         self._layout = layout
         self._tokens = tokens
         self._max_model_len = max_model_len
-        self._opener_text = _opener(layout)
+        self._opener_text = opener(layout)
 
     async def tokens(self, ask: Ask, session: Session | None) -> list[Prompt]:
         """The prompts of a request: one, or one for each prompt of a completions request.
@@ -44,21 +86,15 @@ class Prompts:
             raise bad_request("messages must be a list of messages", "messages")
         if tools is not None and not isinstance(tools, list):
             raise bad_request("tools must be a list of tools", "tools")
+        kwargs = _template_kwargs(ask.body)
         try:
-            context, full = self._layout.render(
-                prepared(messages, session.turns if session else None),
-                tools,
-                template_kwargs=_template_kwargs(ask.body),
-            )
+            drafted = draft(self._layout, self._tokens, session, messages, tools, kwargs)
         except ValueError as error:
             raise bad_request(str(error), _field(str(error))) from None
-        return await self._prompt(session, context, full[len(context) :])
+        return await self._prompt(session, drafted)
 
-    async def _prompt(self, session: Session | None, context: str, tail: str) -> Prompt:
-        """Tokenise what is new. The tail is always cut off, so it can never move the context."""
-        ledger = session.ledger if session else Ledger()
-        match = ledger.match(context, self._tokens.splits_at)
-        new_text = context[match.chars :]
+    async def _prompt(self, session: Session | None, drafted: Draft) -> Prompt:
+        match, new_text, tail = drafted
         context_ids = [*match.ids, *await self._tokens.encode(new_text)]
         tail_ids = await self._tokens.encode(tail)
         return Prompt(
@@ -70,7 +106,7 @@ class Prompts:
             # A child knows its parent's contexts and need not go on with one of them.
             broken=None
             if match.extends or not (session and session.totals.calls)
-            else ledger.break_at(context_ids),
+            else session.ledger.break_at(context_ids),
         )
 
     async def _completion(self, ask: Ask, given: str | list[int]) -> Prompt:
@@ -96,16 +132,6 @@ class Prompts:
                 self._max_model_len,
                 field if len(prompt.ids) >= self._max_model_len else ask.max_tokens_field,
             )
-
-
-def _opener(layout: Layout) -> str:
-    """What the layout writes between a conversation and an assistant's answer to it."""
-    asked = layout.render([_ASK]).context
-    answered = layout.render([_ASK, {"role": "assistant", "content": _ANSWER}]).context
-    opener, found, _ = answered.removeprefix(asked).partition(_ANSWER)
-    # A template may write earlier turns otherwise than the latest: then no answer is ever found
-    # again, and every turn is tokenised as text.
-    return opener if found and answered.startswith(asked) else ""
 
 
 def _template_kwargs(body: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,13 +2,15 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from prefillshare_server.router.identity import Identity
-from prefillshare_server.router.ledger import Ledger
+from prefillshare_server.router.ledger import Ledger, Piece
+from prefillshare_server.router.tally import Tally
+from prefillshare_server.router.tokens import Tokens
 from prefillshare_server.router.turns import Turns
 
 
@@ -49,6 +51,23 @@ class Session:
     last_role: str | None = None
     in_flight: int = 0
     used_at: float = 0.0
+
+    def keep_answer(
+        self, after: Piece | None, opener: tuple[str, Sequence[int]], tally: Tally, tokens: Tokens
+    ) -> None:
+        """Remember what was generated after the context that ends with `after`.
+
+        `opener` stands between the two. Nothing is kept of an answer whose ids do not spell out
+        what the client sends back.
+        """
+        written = tally.written(tokens)
+        if written is None:
+            return
+        if tally.tool_calls:
+            self.turns.keep(written.text, tally.content, tally.tool_calls)
+        opener_text, opener_ids = opener
+        if opener_text:
+            self.ledger.keep_answer(after, opener_text + written.text, [*opener_ids, *written.ids])
 
     def report(self) -> dict[str, Any]:
         """What `GET /v1/sessions/{id}` answers."""

@@ -46,12 +46,17 @@ class Tokens:
     def _encode(self, text: str, add_special: bool) -> tuple[int, ...]:
         return tuple(self._tokenizer.encode(text, add_special_tokens=add_special).ids)
 
-    async def encode(self, text: str, *, add_special: bool = False) -> list[int]:
+    def encode_now(self, text: str, *, add_special: bool = False) -> list[int]:
         """Token ids of `text`; special tokens written out in it count as such."""
+        # Instructions, tools and generation prompts come back in every call of a role.
+        short = len(text) <= _IN_LINE_CHARS
+        return list((self._encode_short if short else self._encode)(text, add_special))
+
+    async def encode(self, text: str, *, add_special: bool = False) -> list[int]:
+        """The same without holding up the event loop."""
         if len(text) <= _IN_LINE_CHARS:
-            # Instructions, tools and generation prompts come back in every call of a role.
-            return list(self._encode_short(text, add_special))
-        return list(await asyncio.to_thread(self._encode, text, add_special))
+            return self.encode_now(text, add_special=add_special)
+        return await asyncio.to_thread(self.encode_now, text, add_special=add_special)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of `ids`, special tokens included."""
