@@ -8,7 +8,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = {"prefillshare_agents": ROOT, "prefillshare_server": ROOT / "server"}
+PACKAGES = {
+    "prefillshare_agents": ROOT,
+    "prefillshare_server": ROOT / "server",
+    "prefillshare_training": ROOT / "training",
+}
 LONGEST_FILE = 400
 MODULES = [
     path
@@ -37,11 +41,11 @@ def test_every_file_fits_in_a_head() -> None:
     assert {name: lines for name, lines in lengths.items() if lines > LONGEST_FILE} == {}
 
 
-@pytest.mark.parametrize("command", ["--help", "serve --help", "check --help", "models --help"])
+@pytest.mark.parametrize("command", ["", "serve", "check", "models", "train", "eval"])
 def test_help_loads_neither_torch_nor_vllm(command: str) -> None:
     program = (
         "import sys; from prefillshare_server.cli import app\n"
-        f"try: app({command.split()!r})\n"
+        f"try: app({[*command.split(), '--help']!r})\n"
         "except SystemExit as done: assert not done.code\n"
         "heavy = {'torch', 'vllm', 'transformers'} & set(sys.modules)\n"
         "assert not heavy, heavy"
