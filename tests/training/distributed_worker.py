@@ -7,6 +7,7 @@ CPU processes are accelerators.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,9 @@ from transformers import TrainerCallback
 
 from prefillshare_training import run_state
 from prefillshare_training.settings import TrainSettings
-from prefillshare_training.train import train
+from prefillshare_training.train import Interrupted, train
 
+STOP_AFTER = int(os.environ.get("STOP_FIRST_PROCESS_AFTER", "0"))
 FSDP = os.environ.get("ACCELERATE_USE_FSDP") == "true"
 
 
@@ -29,6 +31,10 @@ class ReportSharding(run_state.MarkComplete):
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any, **_: Any) -> None:
         sharded = [isinstance(parameter, DTensor) for parameter in model.parameters()]
         print(f"sharded {sum(sharded)} of {len(sharded)}", flush=True)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.is_world_process_zero and state.global_step == STOP_AFTER:
+            os.kill(os.getpid(), signal.SIGINT)
 
 
 def pretend_to_be_accelerators() -> None:
@@ -49,4 +55,7 @@ if __name__ == "__main__":
         pretend_to_be_accelerators()
     run_state.MarkComplete = ReportSharding  # type: ignore[misc]
     settings = TrainSettings.model_validate_json(Path(sys.argv[1]).read_text())
-    train(settings, Console(quiet=True))
+    try:
+        train(settings, Console(quiet=True))
+    except Interrupted as stopped:
+        print(stopped, flush=True)

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import signal
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
+from rich.console import Console
 from safetensors.torch import load_file
+from transformers import TrainerCallback
 
+from prefillshare_training import run_state
 from prefillshare_training.settings import LoraSettings, TrainSettings
 
 LORA = LoraSettings(rank=4, alpha=8)
 ROWS = 32
+QUIET = Console(quiet=True)
 
 
 def write_rows(path: Path, count: int = ROWS) -> Path:
@@ -62,3 +69,22 @@ def require_equal(left: Path, right: Path, tolerance: float = 0.0) -> None:
     assert ours.keys() == theirs.keys()
     for name, tensor in ours.items():
         assert (tensor - theirs[name]).abs().max() <= tolerance, name
+
+
+class StopAfter(TrainerCallback):
+    """Sends this process a signal at the end of a step, once."""
+
+    def __init__(self, step: int, number: int) -> None:
+        self._step, self._number = step, number
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step == self._step:
+            os.kill(os.getpid(), self._number)
+
+
+def stop_after(patch: pytest.MonkeyPatch, step: int, number: int = signal.SIGINT) -> None:
+    class Marked(run_state.MarkComplete):
+        def on_step_end(self, *args: Any, **options: Any) -> None:
+            StopAfter(step, number).on_step_end(*args, **options)
+
+    patch.setattr(run_state, "MarkComplete", Marked)

@@ -59,3 +59,13 @@ def test_two_processes_train_what_one_does(
     for sharded, parameters in found:
         assert int(sharded) == (int(parameters) if env else 0)
     require_equal(together.out, alone.out, tolerance=1e-5)
+
+
+def test_a_signal_to_one_process_stops_all_after_the_same_step(
+    base_dir: Path, tmp_path: Path
+) -> None:
+    """Else the others wait for it in their next step."""
+    file = tmp_path / "run.json"
+    file.write_text(settings(base_dir, tmp_path, accumulation=2).model_dump_json())
+    output = launch(file, {"STOP_FIRST_PROCESS_AFTER": "2"})
+    assert output.count("stopped after step 2 of 8") == 2

@@ -7,13 +7,13 @@ import json
 import os
 import shutil
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from rich.console import Console
-from transformers import AutoModelForCausalLM, TrainerCallback
+from transformers import AutoModelForCausalLM, TrainingArguments
 
 from prefillshare_server.errors import ConfigError
 from prefillshare_server.models import checkpoint
@@ -21,30 +21,17 @@ from prefillshare_server.models.geometry import Geometry, differences
 from prefillshare_server.models.provenance import Provenance
 from prefillshare_training import run_state
 from prefillshare_training.settings import LoraSettings, TrainSettings
-from prefillshare_training.train import Interrupted, train
-from prefillshare_training.trainer import DecoderTrainer
-from tests.training.runs import LORA, require_equal, settings, weights, write_rows
-
-QUIET = Console(quiet=True)
-
-
-class StopAfter(TrainerCallback):
-    """Sends this process a signal at the end of a step, once."""
-
-    def __init__(self, step: int, number: int) -> None:
-        self._step, self._number = step, number
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if state.global_step == self._step:
-            os.kill(os.getpid(), self._number)
-
-
-def stop_after(patch: pytest.MonkeyPatch, step: int, number: int = signal.SIGINT) -> None:
-    class Marked(run_state.MarkComplete):
-        def on_step_end(self, *args: Any, **options: Any) -> None:
-            StopAfter(step, number).on_step_end(*args, **options)
-
-    patch.setattr(run_state, "MarkComplete", Marked)
+from prefillshare_training.train import Diverged, Interrupted, train
+from prefillshare_training.trainer import DecoderTrainer, arguments
+from tests.training.runs import (
+    LORA,
+    QUIET,
+    require_equal,
+    settings,
+    stop_after,
+    weights,
+    write_rows,
+)
 
 
 @pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
@@ -202,6 +189,39 @@ def test_an_unfinished_run_is_not_overwritten_by_accident(
         train(run, QUIET)
 
 
+def test_resume_with_another_limit_is_refused(
+    base_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The samples would be others, although the file is the same."""
+    run = settings(base_dir, tmp_path, limit=24)
+    with monkeypatch.context() as patch:
+        stop_after(patch, 5)
+        with pytest.raises(Interrupted):
+            train(run, QUIET)
+    with pytest.raises(ConfigError, match=r"limit.*24.*28"):
+        train(run.model_copy(update={"resume": True, "limit": 28}), QUIET)
+
+
+def test_a_resumed_run_reports_its_own_speed(
+    base_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ordinary = DecoderTrainer.train
+
+    def in_a_second(self: DecoderTrainer, **options: Any) -> Any:
+        outcome = ordinary(self, **options)
+        outcome.metrics["train_runtime"] = 1.0
+        return outcome
+
+    run = settings(base_dir, tmp_path)
+    with monkeypatch.context() as patch:
+        stop_after(patch, 5)
+        with pytest.raises(Interrupted):
+            train(run, QUIET)
+    monkeypatch.setattr(DecoderTrainer, "train", in_a_second)
+    result = train(run.model_copy(update={"resume": True}), QUIET)
+    assert result.tokens_per_s == pytest.approx(result.tokens * 3 / 8)
+
+
 def test_resume_without_a_run_is_refused(base_dir: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no run to go on with"):
         train(settings(base_dir, tmp_path, resume=True), QUIET)
@@ -215,9 +235,18 @@ def test_an_output_that_is_there_is_not_overwritten_by_accident(
     (run.out / "mine").write_text("precious")
     with pytest.raises(ConfigError, match=r"not empty.*--overwrite"):
         train(run, QUIET)
+    with pytest.raises(ConfigError, match="no decoder of an earlier run"):
+        train(run.model_copy(update={"overwrite": True}), QUIET)
     assert (run.out / "mine").read_text() == "precious"
+
+
+def test_a_decoder_is_replaced_on_demand(base_dir: Path, tmp_path: Path) -> None:
+    run = settings(base_dir, tmp_path)
+    train(run, QUIET)
+    (run.out / "leftover").touch()
     train(run.model_copy(update={"overwrite": True}), QUIET)
-    assert not (run.out / "mine").exists()
+    assert not (run.out / "leftover").exists()
+    assert [path.name for path in tmp_path.glob(".*")] == []
 
 
 def test_too_little_space_is_said_before_the_first_step(
@@ -279,17 +308,6 @@ def test_a_disk_that_fills_up_at_a_checkpoint_is_an_error_and_the_run_goes_on_la
     assert not list(run.run_dir.glob("checkpoint-*"))
 
 
-def test_of_a_learning_rate_grid_the_best_is_kept(base_dir: Path, tmp_path: Path) -> None:
-    grid = (1e-9, 5e-3, 1e-8)
-    run = settings(base_dir, tmp_path, learning_rate_grid=grid, validation=0.25, epochs=2)
-    result = train(run, QUIET)
-    assert result.learning_rate == 5e-3
-    record = Provenance.read(run.out)
-    assert record is not None
-    assert record.hyperparameters["learning_rate"] == 5e-3
-    assert result.out == run.out
-
-
 def test_full_ft_trains_on_its_own_kv(base_dir: Path, tmp_path: Path) -> None:
     ordinary = settings(base_dir, tmp_path, method="full-ft", out=tmp_path / "ordinary")
     conditioned = settings(base_dir, tmp_path, out=tmp_path / "conditioned")
@@ -317,9 +335,31 @@ def test_packing_trains_on_every_sample_in_fewer_rows(base_dir: Path, tmp_path: 
     assert same / sum(tensor.numel() for tensor in ours.values()) > 0.999
 
 
+def test_a_run_that_diverges_writes_no_decoder(base_dir: Path, tmp_path: Path) -> None:
+    run = settings(base_dir, tmp_path, learning_rate=1e30)
+    with pytest.raises(Diverged, match=r"--learning-rate 1e\+30.*--max-grad-norm"):
+        train(run, QUIET)
+    assert not run.out.exists()
+
+
+def test_a_thread_can_train(base_dir: Path, tmp_path: Path) -> None:
+    """Signals are the main thread's matter."""
+    with ThreadPoolExecutor() as threads:
+        result = threads.submit(train, settings(base_dir, tmp_path), QUIET).result()
+    assert result.steps == 8
+
+
+def test_one_process_trains_on_one_device(
+    base_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Left to itself the Trainer feeds all GPUs it sees, and so takes larger steps."""
+    monkeypatch.setattr(TrainingArguments, "n_gpu", property(lambda _: 8))
+    assert arguments(settings(base_dir, tmp_path))._n_gpu == 1
+
+
 def test_a_layer_that_is_not_there_is_named(base_dir: Path, tmp_path: Path) -> None:
     lora = LoraSettings(rank=2, alpha=4, targets=("q_proj", "query"))
-    with pytest.raises(ConfigError, match=r"no linear layer named query.*q_proj"):
+    with pytest.raises(ConfigError, match=r"no linear layer of its own named query.*q_proj"):
         train(settings(base_dir, tmp_path, lora=lora), QUIET)
 
 

@@ -113,12 +113,12 @@ def train(
     ] = None,
     lora_alpha: Annotated[
         float | None,
-        typer.Option(help="Its scale [twice the rank].", rich_help_panel=_WHAT),
+        typer.Option(help="Its scale [twice the rank]; implies --lora.", rich_help_panel=_WHAT),
     ] = None,
     lora_targets: Annotated[
         str | None,
         typer.Option(
-            help="Its linear layers [q_proj,o_proj,gate_proj,up_proj,down_proj].",
+            help="Its linear layers [q_proj,o_proj,gate_proj,up_proj,down_proj]; implies --lora.",
             rich_help_panel=_WHAT,
         ),
     ] = None,
@@ -210,7 +210,8 @@ def train(
         return
     if out is None:
         raise ConfigError(Problem("--out", "is missing", "name a folder for the decoder"))
-    from prefillshare_training.train import Interrupted
+    from prefillshare_training.run_state import begun
+    from prefillshare_training.train import Interrupted, is_main
     from prefillshare_training.train import train as run
 
     try:
@@ -219,9 +220,11 @@ def train(
         typer.echo(str(stopped), err=True)
         raise typer.Exit(INTERRUPTED) from None
     except KeyboardInterrupt:
-        typer.echo("stopped; --resume goes on from the last checkpoint", err=True)
+        hint = "; --resume goes on from the last checkpoint" if begun(settings) else ""
+        typer.echo(f"stopped{hint}", err=True)
         raise typer.Exit(INTERRUPTED) from None
-    _report(result, adapter=settings.lora is not None)
+    if is_main():
+        _report(result, settings)
 
 
 def settings_of(options: dict[str, Any]) -> TrainSettings:
@@ -232,7 +235,7 @@ def settings_of(options: dict[str, Any]) -> TrainSettings:
     lora = {
         "rank": options["lora_rank"],
         "alpha": options["lora_alpha"],
-        "targets": options["lora_targets"] and options["lora_targets"].split(","),
+        "targets": options["lora_targets"] and _listed(options["lora_targets"]),
     }
     lora = {key: value for key, value in lora.items() if value is not None}
     if "rank" in lora:
@@ -245,9 +248,13 @@ def settings_of(options: dict[str, Any]) -> TrainSettings:
         out=options["out"] or Path("out"),
         lora=lora if lora or options["lora"] else None,
         learning_rate_grid=(
-            PAPER_LEARNING_RATES if grid == "paper" else grid.split(",") if grid else ()
+            PAPER_LEARNING_RATES if grid == "paper" else _listed(grid) if grid else ()
         ),
     )
+
+
+def _listed(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",")]
 
 
 def _preview(settings: TrainSettings) -> None:
@@ -259,7 +266,7 @@ def _preview(settings: TrainSettings) -> None:
     data.preview(dataset.samples, renderer, Console(), seed=settings.seed)
 
 
-def _report(result: TrainResult, *, adapter: bool) -> None:
+def _report(result: TrainResult, settings: TrainSettings) -> None:
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_row("decoder", str(result.out))
     table.add_row("steps", str(result.steps))
@@ -270,5 +277,7 @@ def _report(result: TrainResult, *, adapter: bool) -> None:
     table.add_row("peak memory", f"{result.peak_memory_bytes / 1e9:.2f} GB")
     console = Console(file=sys.stdout)
     console.print(table)
-    key = "adapter" if adapter else "model"
-    console.print(f"in a cluster file: roles: {{my-role: {{{key}: {result.out}}}}}", markup=False)
+    if settings.method == "prefillshare":
+        key = "adapter" if settings.lora else "model"
+        line = f"in a cluster file: roles: {{my-role: {{{key}: {result.out}}}}}"
+        console.print(line, markup=False, soft_wrap=True)

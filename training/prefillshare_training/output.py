@@ -109,6 +109,8 @@ def disk_full_is_an_error(place: Path) -> Iterator[None]:
 @contextmanager
 def _whole(out: Path) -> Iterator[Path]:
     """A folder beside `out` that takes its place when the block ends well."""
+    # A link stays, and gets a new target.
+    out = out.resolve()
     out.parent.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".partial", dir=out.parent))
     try:
@@ -117,10 +119,24 @@ def _whole(out: Path) -> Iterator[Path]:
         folder.chmod(0o755)
         for file in folder.iterdir():
             file.chmod(0o644)
-        shutil.rmtree(out, ignore_errors=True)
-        folder.rename(out)
+        take_place(folder, out)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def take_place(folder: Path, out: Path) -> None:
+    """Make `folder`, on the same disk, the new `out`; what `out` holds goes last."""
+    out = out.resolve()
+    before = folder.with_name(f"{folder.name}.before")
+    if out.exists():
+        out.rename(before)
+    try:
+        folder.rename(out)
+    except OSError:
+        if before.exists():
+            before.rename(out)
+        raise
+    shutil.rmtree(before, ignore_errors=True)
 
 
 def _set(path: Path, **values: Any) -> None:

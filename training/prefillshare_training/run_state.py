@@ -1,7 +1,7 @@
 """What a run leaves beside its output so that it can go on: settings, complete checkpoints.
 
 A checkpoint counts only with the mark that is written after everything else in it; one without is
-what a crash or a full disk left, and is removed.
+what a crash or a full disk left, and is removed. Nothing is removed that no run has written.
 """
 
 from __future__ import annotations
@@ -9,15 +9,18 @@ from __future__ import annotations
 import json
 import shutil
 import signal
+import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from transformers import TrainerCallback
 
 from prefillshare_server.errors import ConfigError, Problem
+from prefillshare_server.models import provenance
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
     from types import FrameType
 
     from transformers import TrainerControl, TrainerState, TrainingArguments
@@ -26,27 +29,27 @@ if TYPE_CHECKING:
 
 _MARK = "complete"
 _SETTINGS = "run.json"
+_RESULT = "result.json"
+_UNFINISHED = ("checkpoint-*", "lr-*.run/checkpoint-*", f"lr-*/{provenance.FILE}")
+"""What a run, or one of a grid of learning rates, removes when it is finished."""
 
 # They change how a run looks or ends, not what any step computes.
-_FREE = frozenset(
-    {"resume", "overwrite", "save_steps", "logging_steps", "out", "skip_bad", "limit"}
-)
+_FREE = frozenset({"resume", "overwrite", "save_steps", "logging_steps", "out", "skip_bad"})
 
 
 def begin(settings: TrainSettings, data_sha256: str) -> Path | None:
     """Prepare the run's folder; returns the checkpoint to go on from, if any.
 
-    Raises ConfigError when the output or another run is in the way, or when the run to be resumed
-    had other settings or other data: its result would be neither run's.
+    Raises ConfigError when another run is in the way, when the run to be resumed had other
+    settings or other data (its result would be neither run's), and when nothing can be written.
     """
-    require_free_output(settings)
     folder = settings.run_dir
-    now = {**settings.model_dump(mode="json", exclude=set(_FREE)), "data_sha256": data_sha256}
+    now = _computed(settings, data_sha256)
     file = folder / _SETTINGS
     if settings.resume:
         _require_same(file, now)
         return _latest(folder)
-    if any(folder.glob("checkpoint-*")) and not settings.overwrite:
+    if not settings.overwrite and any(any(folder.glob(each)) for each in _UNFINISHED):
         raise ConfigError(
             Problem(
                 str(folder),
@@ -54,10 +57,25 @@ def begin(settings: TrainSettings, data_sha256: str) -> Path | None:
                 "go on with --resume, or start anew with --overwrite",
             )
         )
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    file.write_text(json.dumps(now, indent=2) + "\n", encoding="utf-8")
+    try:
+        if folder.exists():
+            shutil.rmtree(folder)
+        folder.mkdir(parents=True)
+        file.write_text(json.dumps(now, indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(
+            Problem(
+                str(folder),
+                f"cannot be written ({error.strerror or error})",
+                "free some space, or name another folder with --out",
+            )
+        ) from None
     return None
+
+
+def begun(settings: TrainSettings) -> bool:
+    """Whether there is a run to go on with."""
+    return (settings.run_dir / _SETTINGS).is_file()
 
 
 def finish(settings: TrainSettings) -> None:
@@ -66,15 +84,54 @@ def finish(settings: TrainSettings) -> None:
         shutil.rmtree(checkpoint, ignore_errors=True)
 
 
-def require_free_output(settings: TrainSettings) -> None:
-    """Raise ConfigError when something is where the decoder is to be written."""
-    if settings.out.exists() and not settings.out.is_dir():
+def keep_result(settings: TrainSettings, result: Mapping[str, Any]) -> None:
+    """Note what a finished run came to, for `kept_result`."""
+    provenance.replace_file(settings.run_dir / _RESULT, json.dumps(result).encode())
+
+
+def kept_result(settings: TrainSettings, data_sha256: str) -> dict[str, Any] | None:
+    """What the run came to, if it is finished and its decoder still there.
+
+    Raises ConfigError when it was a run of other settings or data.
+    """
+    try:
+        text = (settings.run_dir / _RESULT).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    _require_same(settings.run_dir / _SETTINGS, _computed(settings, data_sha256))
+    result: dict[str, Any] = json.loads(text)
+    return result if (settings.out / provenance.FILE).is_file() else None
+
+
+def require_free_output(settings: TrainSettings, base_dir: Path) -> None:
+    """Raise ConfigError when something is where the decoder or the run's files are to be written.
+
+    ``--overwrite`` allows to replace a decoder that was trained here, and nothing else.
+    """
+    out, where = settings.out, f"--out {settings.out}"
+    if out.name in ("", ".."):
         raise ConfigError(
-            Problem(f"--out {settings.out}", "is a file", "name a folder for the decoder")
+            Problem(where, "names no folder of its own", "name a folder for the decoder")
         )
-    if not settings.overwrite and settings.out.is_dir() and any(settings.out.iterdir()):
+    for kept in (base_dir.resolve(), Path(settings.data).expanduser().resolve()):
+        for place in (out.resolve(), settings.run_dir.resolve()):
+            if kept.exists() and kept.is_relative_to(place):
+                raise ConfigError(
+                    Problem(where, f"would take the place of {kept}", "name another folder")
+                )
+    if out.exists() and not out.is_dir():
+        raise ConfigError(Problem(where, "is a file", "name a folder for the decoder"))
+    if out.is_dir() and any(out.iterdir()):
+        if not settings.overwrite:
+            raise ConfigError(Problem(where, "is not empty", "name another folder, or --overwrite"))
+        if not (out / provenance.FILE).is_file():
+            raise ConfigError(
+                Problem(where, "holds no decoder of an earlier run", "name another folder")
+            )
+    folder = settings.run_dir
+    if folder.exists() and not begun(settings) and not (folder.is_dir() and _empty(folder)):
         raise ConfigError(
-            Problem(f"--out {settings.out}", "is not empty", "name another folder, or --overwrite")
+            Problem(where, f"{folder} is there and is no run's folder", "name another folder")
         )
 
 
@@ -85,8 +142,6 @@ class MarkComplete(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
         """Called when a checkpoint has been saved."""
-        from pathlib import Path
-
         if state.is_world_process_zero:
             folder = Path(str(args.output_dir)) / f"checkpoint-{state.global_step}"
             (folder / _MARK).touch()
@@ -97,8 +152,14 @@ class StopOnSignal(TrainerCallback):
 
     def __init__(self) -> None:
         self.stopped = False
+        """Whether any process of the run was told to."""
+        self._told = False
+        # Signals reach the main thread only, and only there may it be said what they do.
+        in_main_thread = threading.current_thread() is threading.main_thread()
         self._before = {
-            number: signal.signal(number, self._stop) for number in (signal.SIGINT, signal.SIGTERM)
+            number: signal.signal(number, self._stop)
+            for number in (signal.SIGINT, signal.SIGTERM)
+            if in_main_thread
         }
 
     def restore(self) -> None:
@@ -109,15 +170,34 @@ class StopOnSignal(TrainerCallback):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        """Called after an optimizer step."""
+        """Called after an optimizer step; every process then knows what any of them was told."""
+        self.stopped = _of_any_process(self._told, args.device)
         if self.stopped and state.global_step < state.max_steps:
             control.should_save = True
             control.should_training_stop = True
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
-        if self.stopped:
+        if self._told:
             raise KeyboardInterrupt
-        self.stopped = True
+        self._told = True
+
+
+def _of_any_process(told: bool, device: torch.device) -> bool:
+    """All processes must stop after the same step: the others would wait for one that is gone."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return told
+    shared = torch.tensor(int(told), device=device)
+    torch.distributed.all_reduce(shared, torch.distributed.ReduceOp.MAX)
+    return bool(shared)
+
+
+def _computed(settings: TrainSettings, data_sha256: str) -> dict[str, Any]:
+    """What decides the result of a run."""
+    return {**settings.model_dump(mode="json", exclude=set(_FREE)), "data_sha256": data_sha256}
+
+
+def _empty(folder: Path) -> bool:
+    return not any(folder.iterdir())
 
 
 def _require_same(file: Path, now: Mapping[str, Any]) -> None:
@@ -127,7 +207,8 @@ def _require_same(file: Path, now: Mapping[str, Any]) -> None:
         raise ConfigError(
             Problem(str(file.parent), "has no run to go on with", "leave out --resume")
         ) from None
-    different = [key for key in {**before, **now} if before.get(key) != now.get(key)]
+    # What an earlier version did not write down cannot be compared.
+    different = [key for key in before if before[key] != now.get(key)]
     if different:
         key = different[0]
         raise ConfigError(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import resource
 import shutil
 import sys
 import warnings
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,6 +41,10 @@ class Interrupted(Exception):
     """The run was stopped by a signal after a checkpoint; the text says how to go on."""
 
 
+class Diverged(ConfigError):
+    """The decoder's weights are not numbers any more."""
+
+
 @dataclass(frozen=True, slots=True)
 class TrainResult:
     """What a run came to."""
@@ -47,7 +52,8 @@ class TrainResult:
     out: Path
     steps: int
     loss: float
-    """Mean training loss per target of the steps of this process's run."""
+    """Mean training loss per target of the steps that this call made; of the last logged ones
+    when a resumed run had none left."""
     validation_loss: float | None
     tokens: int
     """Tokens of prompts and answers in one epoch's rows, shared ones once."""
@@ -58,21 +64,32 @@ class TrainResult:
     learning_rate: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """What a run trains on: the base and the rendered data."""
+
+    base_dir: Path
+    base_fingerprint: str
+    layout_fingerprint: str
+    dataset: data.Dataset
+
+
 def train(settings: TrainSettings, console: Console | None = None) -> TrainResult:
     """Fine-tune a decoder and write it, with its provenance, to ``settings.out``.
 
     Nothing is in ``settings.out`` before everything is. Raises ConfigError for what the user can
     mend, and Interrupted after a signal.
     """
-    console = console or Console(stderr=True, quiet=not _is_main())
-    if settings.learning_rate_grid:
-        return _search(settings, console)
+    console = console or Console(stderr=True, quiet=not is_main())
     _quiet_libraries()
     base_dir = store.resolve(settings.base)
+    if is_main():
+        run_state.require_free_output(settings, base_dir)
+    fingerprint = provenance.base_fingerprint(base_dir)
     dataset, renderer = load_data(settings, base_dir, console)
-    checkpoint = run_state.begin(settings, dataset.sha256) if _is_main() else None
-    checkpoint = _from_main(checkpoint)
-    return _run(settings, base_dir, dataset, renderer.fingerprint, checkpoint, console)
+    source = _Source(base_dir, fingerprint, renderer.fingerprint, dataset)
+    run = _search if settings.learning_rate_grid else _run
+    return run(settings, source, console)
 
 
 def load_data(
@@ -102,14 +119,11 @@ def load_data(
     return dataset, renderer
 
 
-def _run(
-    settings: TrainSettings,
-    base_dir: Path,
-    dataset: data.Dataset,
-    layout_fingerprint: str,
-    checkpoint: Path | None,
-    console: Console,
-) -> TrainResult:
+def _run(settings: TrainSettings, source: _Source, console: Console) -> TrainResult:
+    dataset, base_dir = source.dataset, source.base_dir
+    checkpoint = _from_main(run_state.begin(settings, dataset.sha256) if is_main() else None)
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
     transformers.set_seed(settings.seed)
     pair = models.load(base_dir, settings)
     trained = sum(p.numel() for p in pair.decoder.parameters() if p.requires_grad)
@@ -121,15 +135,15 @@ def _run(
     args = arguments(settings)
     os.environ["TENSORBOARD_LOGGING_DIR"] = str(settings.run_dir / "logs")
     stop, progress = run_state.StopOnSignal(), ShowProgress(console)
-    trainer = DecoderTrainer(
-        pair,
-        args,
-        train_dataset=rows(training, settings),
-        eval_dataset=[[sample] for sample in held_out] or None,
-        callbacks=[run_state.MarkComplete(), stop, progress],
-    )
-    trainer.remove_callback(transformers.trainer_callback.PrinterCallback)
     try:
+        trainer = DecoderTrainer(
+            pair,
+            args,
+            train_dataset=rows(training, settings),
+            eval_dataset=[[sample] for sample in held_out] or None,
+            callbacks=[run_state.MarkComplete(), stop, progress],
+        )
+        trainer.remove_callback(transformers.trainer_callback.PrinterCallback)
         with output.disk_full_is_an_error(settings.run_dir):
             outcome = trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     finally:
@@ -140,55 +154,103 @@ def _run(
             f"stopped after step {trainer.state.global_step} of {trainer.state.max_steps}; "
             "run the same command with --resume to go on"
         )
-    validation_loss = trainer.evaluate()["eval_loss"] if held_out else None
-    done = trainer.state.global_step - (_step_of(checkpoint) if checkpoint else 0)
-    share = done / max(trainer.state.max_steps, 1) * trainer.state.num_train_epochs
-    seconds = outcome.metrics["train_runtime"]
+    weights = _weights(trainer)
+    if not _from_main(all(bool(each.isfinite().all()) for each in weights.values())):
+        raise Diverged(
+            Problem(
+                f"--learning-rate {settings.learning_rate:g}",
+                "the training diverged: weights are not numbers any more",
+                "start anew with a lower one, or with --max-grad-norm 1",
+            )
+        )
+    with output.disk_full_is_an_error(settings.run_dir):
+        validation_loss = trainer.evaluate()["eval_loss"] if held_out else None
+    steps = trainer.state.global_step
+    done = steps - (_step_of(checkpoint) if checkpoint else 0)
+    epochs = (trainer.state.epoch or 0.0) * done / steps
     result = TrainResult(
         out=settings.out,
-        steps=trainer.state.global_step,
-        loss=outcome.training_loss,
+        steps=steps,
+        loss=outcome.training_loss if done else _last_logged_loss(trainer),
         validation_loss=validation_loss,
         tokens=tokens,
-        tokens_per_s=tokens * (trainer.state.epoch or share) / seconds,
+        tokens_per_s=tokens * epochs / outcome.metrics["train_runtime"],
         peak_memory_bytes=_peak_memory(),
         learning_rate=settings.learning_rate,
     )
-    weights = _weights(trainer)
-    if _is_main():
-        record = _provenance(settings, base_dir, layout_fingerprint, dataset, training, result)
+    if is_main():
+        record = _provenance(settings, source, training, result)
         output.write(pair.decoder, weights, base_dir, record, settings.out)
         run_state.finish(settings)
     _processes().wait_for_everyone()
     return result
 
 
-def _search(settings: TrainSettings, console: Console) -> TrainResult:
-    """One run for each learning rate; the one with the lowest validation loss is the result."""
+def _search(settings: TrainSettings, source: _Source, console: Console) -> TrainResult:
+    """One run for each learning rate; the one with the lowest validation loss is the result.
+
+    A resumed search goes on with the run that was stopped. Raises Diverged when all did.
+    """
+    if is_main():
+        run_state.begin(settings, source.dataset.sha256)
     results: list[TrainResult] = []
-    for rate in settings.learning_rate_grid:
+    failure: Diverged | None = None
+    for rate in dict.fromkeys(settings.learning_rate_grid):
         console.print(f"learning rate {rate:g}", highlight=False)
-        run = settings.model_copy(
-            update={
-                "learning_rate": rate,
-                "learning_rate_grid": (),
-                "validation": settings.validation or _GRID_VALIDATION,
-                "out": settings.run_dir / f"lr-{rate:g}",
-                "overwrite": True,
-            }
-        )
-        results.append(train(run, console))
-    best = min(results, key=lambda result: result.validation_loss or float("inf"))
+        try:
+            results.append(_tried(settings, rate, source, console))
+        except Diverged as error:
+            failure = error
+            console.print(str(error), highlight=False, markup=False, soft_wrap=True)
+    if failure is not None and not results:
+        raise failure
+    best = min(results, key=_finite_validation_loss)
     losses = {f"{each.learning_rate:g}": each.validation_loss for each in results}
     console.print(f"validation losses {losses}; best {best.learning_rate:g}", highlight=False)
-    if _is_main():
-        run_state.require_free_output(settings)
-        shutil.rmtree(settings.out, ignore_errors=True)
-        best.out.rename(settings.out)
+    if is_main():
+        output.take_place(best.out, settings.out)
         for each in results:
             shutil.rmtree(each.out, ignore_errors=True)
     _processes().wait_for_everyone()
-    return TrainResult(**{**_fields(best), "out": settings.out})
+    return replace(best, out=settings.out)
+
+
+def _tried(settings: TrainSettings, rate: float, source: _Source, console: Console) -> TrainResult:
+    """The run of a search with one learning rate, unless it is done already."""
+    run = settings.model_copy(
+        update={
+            "learning_rate": rate,
+            "learning_rate_grid": (),
+            "validation": settings.validation or _GRID_VALIDATION,
+            "out": settings.run_dir / f"lr-{rate}",
+            "overwrite": True,
+        }
+    )
+    # Where no run was begun before, there is none to go on with.
+    run = run.model_copy(update={"resume": settings.resume and run_state.begun(run)})
+    sha256 = source.dataset.sha256
+    kept = _from_main(run_state.kept_result(run, sha256) if run.resume and is_main() else None)
+    if kept is not None:
+        return TrainResult(**{**kept, "out": run.out})
+    try:
+        result = _run(run, source, console)
+    except Diverged:
+        if is_main():
+            run_state.finish(run)
+        raise
+    if is_main():
+        run_state.keep_result(run, asdict(result) | {"out": str(run.out)})
+    return result
+
+
+def _finite_validation_loss(result: TrainResult) -> float:
+    loss = result.validation_loss
+    return loss if loss is not None and math.isfinite(loss) else math.inf
+
+
+def _last_logged_loss(trainer: DecoderTrainer) -> float:
+    logged = (each["loss"] for each in reversed(trainer.state.log_history) if "loss" in each)
+    return float(next(logged, math.nan))
 
 
 def _split(samples: Sequence[Sample], settings: TrainSettings) -> tuple[list[Sample], list[Sample]]:
@@ -237,19 +299,15 @@ def _weights(trainer: DecoderTrainer) -> dict[str, torch.Tensor]:
 
 
 def _provenance(
-    settings: TrainSettings,
-    base_dir: Path,
-    layout_fingerprint: str,
-    dataset: data.Dataset,
-    training: Sequence[Sample],
-    result: TrainResult,
+    settings: TrainSettings, source: _Source, training: Sequence[Sample], result: TrainResult
 ) -> provenance.Provenance:
+    dataset = source.dataset
     skip = {"base", "data", "out", "resume", "overwrite", "save_steps", "logging_steps"}
     return provenance.Provenance(
         method=settings.method,
         base=settings.base,
-        base_fingerprint=provenance.base_fingerprint(base_dir),
-        layout_fingerprint=layout_fingerprint,
+        base_fingerprint=source.base_fingerprint,
+        layout_fingerprint=source.layout_fingerprint,
         data={
             "source": dataset.source,
             "sha256": dataset.sha256,
@@ -259,7 +317,12 @@ def _provenance(
             "too_long": dataset.too_long,
         },
         hyperparameters=settings.model_dump(mode="json", exclude=skip)
-        | {"steps": result.steps, "loss": result.loss, "validation_loss": result.validation_loss},
+        | {
+            "processes": _processes().num_processes,
+            "steps": result.steps,
+            "loss": result.loss,
+            "validation_loss": result.validation_loss,
+        },
         evaluation=[],
         versions={
             name: metadata.version(name)
@@ -281,7 +344,8 @@ def _processes() -> PartialState:
     return PartialState(cpu=not torch.accelerator.is_available())
 
 
-def _is_main() -> bool:
+def is_main() -> bool:
+    """Whether this process writes and speaks for all of the run."""
     return bool(_processes().is_main_process)
 
 
@@ -303,7 +367,3 @@ def _peak_memory() -> int:
         return int(torch.cuda.max_memory_allocated())
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
-def _fields(result: TrainResult) -> dict[str, Any]:
-    return {name: getattr(result, name) for name in TrainResult.__dataclass_fields__}

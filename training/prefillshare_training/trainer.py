@@ -79,8 +79,7 @@ class DecoderTrainer(Trainer):
 
 def arguments(settings: TrainSettings) -> TrainingArguments:
     """`settings` in the Trainer's words."""
-    evaluates = settings.validation > 0 or bool(settings.learning_rate_grid)
-    return TrainingArguments(
+    args = TrainingArguments(
         output_dir=str(settings.run_dir),
         per_device_train_batch_size=settings.batch_size,
         per_device_eval_batch_size=settings.batch_size,
@@ -104,13 +103,18 @@ def arguments(settings: TrainSettings) -> TrainingArguments:
         logging_first_step=True,
         save_steps=settings.save_steps,
         save_total_limit=2,
-        eval_strategy="epoch" if evaluates else "no",
+        # A loss that is no number is to be seen as such.
+        logging_nan_inf_filter=False,
+        eval_strategy="epoch" if settings.validation else "no",
         report_to="tensorboard",
         remove_unused_columns=False,
         use_cpu=not torch.accelerator.is_available(),
         disable_tqdm=True,
         log_level="error",
     )
+    # One process trains on one device: several would take larger steps than the settings say.
+    args._n_gpu = min(args.n_gpu, 1)
+    return args
 
 
 def rows(samples: Sequence[Sample], settings: TrainSettings) -> list[list[Sample]]:
