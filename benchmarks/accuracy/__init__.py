@@ -1,0 +1,1 @@
+"""What sharing the base's KV does to accuracy and to training; each module has a `--help`."""
