@@ -38,7 +38,7 @@ def sharing_ratio(figures: Mapping[str, Any], path: Path) -> None:
             axes.set_xlabel("share of the KV that is the base's (%)")
             axes.set_ylim(-3, 105)
         left.set_ylabel(f"addition: exact answers (%)\nmean and range of {seeds} seeds")
-        right.legend(loc="center left", fontsize=8.5, frameon=False)
+        left.legend(loc="center", fontsize=8.5, frameon=False)
 
 
 def accuracy(figures: Mapping[str, Any], path: Path) -> None:
