@@ -10,8 +10,17 @@ import typer
 from langchain_core.messages import AIMessageChunk, ToolMessage
 from rich.console import Console
 
-from examples.react.graph import ROLES, build
-from examples.react.report import SessionRun, preemptions, print_tables, report
+from examples.react.graph import build
+from examples.react.report import (
+    SessionRun,
+    preemptions,
+    print_specialists,
+    print_tables,
+    report,
+    success_rates,
+)
+from examples.react.roles import ROLES
+from examples.specialists.live import measure
 from prefillshare_agents.langgraph import Team
 
 QUESTIONS = Path(__file__).with_name("questions.jsonl")
@@ -28,13 +37,16 @@ def main(
     report_file: Annotated[
         Path | None, typer.Option("--report", help="Where to write the figures as JSON.")
     ] = None,
+    held_out: Annotated[
+        int, typer.Option(min=0, help="Held-out items per role to compare with the base; 0: none.")
+    ] = 10,
 ) -> None:
-    """Answer each question in a session of its own and show what every model call cost."""
+    """Answer each question in a session of its own and show what every model call cost.
+
+    Then give each role held-out items of its job, and the base the same ones.
+    """
     console = Console(highlight=False)
-    console.print(
-        "Four roles, one prefill worker's KV. [dim]All roles run copies of the base model until "
-        "trained specialists exist: look at the figures, not at the answers.[/]"
-    )
+    console.print("Four specialists, one prefill worker's KV.")
     try:
         preempted_before = preemptions(base_url)
     except OSError as error:
@@ -54,6 +66,9 @@ def main(
     team.close()
     console.print()
     print_tables(console, runs, figures)
+    if held_out:
+        figures["specialists"] = success_rates(measure(base_url, held_out))
+        print_specialists(console, figures["specialists"])
     if report_file is not None:
         report_file.write_text(json.dumps(figures, indent=2) + "\n")
 

@@ -6,7 +6,7 @@ session `GET /v1/sessions/{id}`. Only times are taken here, at the client.
 
 import re
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from examples.specialists.live import Success
 from prefillshare_agents import CallRecord, SessionTotals
 
 
@@ -76,6 +77,34 @@ def preemptions(base_url: str) -> int:
         text = response.read().decode()
     counts = re.findall(r"^prefillshare_decode_preemptions_total\S* (\S+)$", text, re.MULTILINE)
     return int(sum(map(float, counts)))
+
+
+def success_rates(found: Mapping[str, Success]) -> dict[str, dict[str, Any]]:
+    """Return what `demo-report.json` says of the specialists: rates in percent."""
+    return {
+        role: {
+            "n": each.n,
+            "base": None if each.base is None else round(100 * each.base / each.n, 1),
+            "specialist": round(100 * each.specialist / each.n, 1),
+        }
+        for role, each in found.items()
+    }
+
+
+def print_specialists(console: Console, rates: Mapping[str, Mapping[str, Any]]) -> None:
+    table = Table(
+        title="Each role's job, on items that it was not trained on",
+        title_justify="left",
+        caption="Free answers, both decoders on the same KV; judged by examples/specialists",
+        caption_justify="left",
+    )
+    table.add_column("role")
+    for name in ("items", "base", "specialist"):
+        table.add_column(name, justify="right")
+    for role, rate in rates.items():
+        base = "" if rate["base"] is None else f"{rate['base']:.0f} %"
+        table.add_row(role, str(rate["n"]), base, f"{rate['specialist']:.0f} %")
+    console.print(table)
 
 
 def print_tables(console: Console, runs: Sequence[SessionRun], figures: dict[str, Any]) -> None:

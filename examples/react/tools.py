@@ -3,12 +3,10 @@
 import ast
 import json
 import operator
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from langchain_core.tools import BaseTool, tool
-from langchain_core.utils.function_calling import convert_to_openai_tool
+from langchain_core.tools import tool
 
 FACTS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("facts.json").read_text())
 """Place → `height_m` and `about`."""
@@ -27,7 +25,12 @@ def lookup(place: str) -> tuple[str, str]:
     if place not in FACTS:
         raise ValueError(f"no height of {place!r} is known; known: {', '.join(FACTS)}")
     fact = FACTS[place]
-    return f"{place} is {fact['height_m']} m high. {fact['about']}", place
+    return described(place, fact["height_m"], fact["about"]), place
+
+
+def described(place: str, height_m: int, about: str) -> str:
+    """Return what a lookup says."""
+    return f"{place} is {height_m} m high. {about}".rstrip()
 
 
 @tool
@@ -58,13 +61,3 @@ def _value(node: ast.expr) -> float:
         case ast.UnaryOp(op=ast.USub(), operand=operand):
             return -_value(operand)
     raise ValueError(f"{ast.unparse(node)!r} is not allowed; give numbers with + - * /")
-
-
-def narrowed(tool: BaseTool, argument: str, values: Sequence[str]) -> dict[str, Any]:
-    """Return the tool's description for one call, with the values that `argument` may take.
-
-    Guided decoding keeps a strict tool's arguments to its schema.
-    """
-    spec = convert_to_openai_tool(tool, strict=True)
-    spec["function"]["parameters"]["properties"][argument]["enum"] = list(values)
-    return spec

@@ -21,7 +21,7 @@ def report(served: Served, tmp_path_factory: pytest.TempPathFactory) -> dict[str
     path = tmp_path_factory.mktemp("example") / "report.json"
     command = [sys.executable, "-m", "examples.react", "--base-url", f"{served.url}/v1"]
     run = subprocess.run(
-        [*command, "--report", str(path)],
+        [*command, "--held-out", "2", "--report", str(path)],
         cwd=ROOT,
         timeout=240,
         capture_output=True,
@@ -59,3 +59,11 @@ def test_decoders_process_one_prompt_token_per_call(report: dict[str, Any]) -> N
     assert report["decode_prompt_tokens_computed"] == report["calls"]
     assert report["preemptions"] == 0
     assert report["handoff_bytes"] == sum(call["handoff_bytes"] for call in report["per_call"]) > 0
+
+
+def test_held_out_items_are_asked_of_every_role(report: dict[str, Any]) -> None:
+    """Of a cluster without the role that is the base, only the specialists' success is known."""
+    assert report["specialists"] == {
+        role: {"n": 2, "base": None, "specialist": 0.0}
+        for role in ("planner", "toolcaller", "solver", "critic")
+    }

@@ -9,9 +9,11 @@ import pytest
 from rich.console import Console
 
 from examples.react.__main__ import answer, read
-from examples.react.graph import ROLES, build
-from examples.react.report import SessionRun, report
-from examples.react.tools import FACTS, evaluate, lookup, narrowed
+from examples.react.graph import ATTEMPTS, ROUNDS, build
+from examples.react.report import SessionRun, report, success_rates
+from examples.react.roles import INSTRUCTIONS, ROLES, TOOLS
+from examples.react.tools import FACTS, evaluate
+from examples.specialists.live import Success
 from prefillshare_agents.langgraph import Team
 
 from .recording_server import Answer, RecordingServer
@@ -74,26 +76,54 @@ def test_the_critics_objection_is_heard_once(team: Team, server: RecordingServer
     assert [item.role for item in run(team).calls][6:] == ["solver", "critic", "solver", "critic"]
 
 
-def test_each_call_is_narrowed_to_what_makes_sense_next(
+def test_the_choice_is_left_to_the_roles_and_only_the_form_is_held(
     team: Team, server: RecordingServer
 ) -> None:
     server.script(*REACT, verdict("right"))
     run(team)
 
-    def choices(chat: int) -> Any:
-        schema = server.chats[chat].body["response_format"]["json_schema"]["schema"]
-        return schema["properties"]["next"].get("enum") or [schema["properties"]["next"]["const"]]
+    bodies = [chat.body for chat in server.chats]
+    plans = [body["response_format"]["json_schema"]["schema"] for body in bodies[0:6:2]]
+    for schema in plans:
+        assert schema["properties"]["next"]["enum"] == [*FACTS, "calculate"]
+    for body in bodies[1:6:2]:
+        assert body["tools"] == TOOLS["toolcaller"]
+        assert body["tool_choice"] == "required"
+        assert body["parallel_tool_calls"] is False
+        assert all(tool["function"]["strict"] for tool in body["tools"])
 
-    def arguments(chat: int) -> Any:
-        body = server.chats[chat].body
-        assert body["tool_choice"]["function"]["name"] == body["tools"][0]["function"]["name"]
-        return body["tools"][0]["function"]["parameters"]["properties"]
 
-    assert choices(0) == list(FACTS)
-    assert choices(2) == [place for place in FACTS if place != "Big Ben"]
-    assert choices(4) == ["calculate"]
-    assert arguments(1)["place"]["enum"] == ["Big Ben"]
-    assert arguments(5)["expression"]["enum"] == ["828 / 96", "96 / 828"]
+def test_a_verdict_that_was_cut_off_ends_the_run(team: Team, server: RecordingServer) -> None:
+    server.script(*REACT, '{"reason": "The')
+
+    assert run(team).calls[-1].role == "critic"
+
+
+def test_each_role_is_told_the_same_in_every_call(team: Team, server: RecordingServer) -> None:
+    server.script(*REACT, verdict("right"))
+    run(team)
+
+    for chat in server.chats:
+        head = chat.body["messages"][0]
+        assert head == {"role": "system", "content": INSTRUCTIONS[chat.body["model"]]}
+
+
+def test_what_a_tool_refuses_is_observed(team: Team, server: RecordingServer) -> None:
+    server.script(plan("Big Ben"), call("lookup", place="Nowhere"), *REACT, verdict("right"))
+    run(team)
+
+    results = [item for item in server.chats[-1].body["messages"] if item["role"] == "tool"]
+    assert "no height of 'Nowhere' is known" in results[0]["content"]
+
+
+def test_without_any_calculation_the_solver_answers_in_the_end(
+    team: Team, server: RecordingServer
+) -> None:
+    server.script(*[plan("Big Ben"), "no call at all"] * ROUNDS, '{"answer": "None"}')
+    server.script(verdict("wrong"), '{"answer": "None"}', verdict("wrong"))
+
+    roles = [item.role for item in run(team).calls]
+    assert roles == ["planner", "toolcaller"] * ROUNDS + ["solver", "critic"] * ATTEMPTS
 
 
 def test_all_calls_of_a_run_belong_to_one_session_that_ends(
@@ -159,12 +189,13 @@ def test_anything_but_arithmetic_is_refused(expression: str) -> None:
         evaluate(expression)
 
 
-def test_a_narrowed_tool_offers_only_the_given_values() -> None:
-    spec = narrowed(lookup, "place", ["Big Ben"])["function"]
+def test_success_is_reported_in_percent() -> None:
+    found = {"planner": Success(n=8, base=1, specialist=7), "critic": Success(4, None, 4)}
 
-    assert spec["strict"] is True
-    assert spec["parameters"]["properties"]["place"]["enum"] == ["Big Ben"]
-    assert spec["parameters"]["required"] == ["place"]
+    assert success_rates(found) == {
+        "planner": {"n": 8, "base": 12.5, "specialist": 87.5},
+        "critic": {"n": 4, "base": None, "specialist": 100.0},
+    }
 
 
 def test_questions_are_read_from_json_lines(tmp_path: Path) -> None:

@@ -1,0 +1,1 @@
+"""The demo's specialists: small LoRA adapters, and everything that rebuilds them."""
