@@ -29,6 +29,14 @@ IMPATIENT = (
 """Put before `CLI`: as ever, in less time. vLLM ends itself within 5 s when its engine died."""
 
 
+@pytest.fixture(autouse=True)
+def hangup_ends_a_process() -> Iterator[None]:
+    """Under nohup it would not, and children inherit that."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 class Served:
     """A running `prefillshare serve`; its output so far is in `output`."""
 
