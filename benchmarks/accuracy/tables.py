@@ -18,6 +18,7 @@ from rich.table import Table
 from benchmarks.accuracy import plots, results, tool_calls
 from benchmarks.accuracy.training import key, trained
 from prefillshare_server.errors import ConfigError, Problem, suggestion
+from prefillshare_server.models.provenance import Provenance
 from prefillshare_training.evaluate.run import EvalSettings, evaluate
 from prefillshare_training.settings import TrainSettings
 
@@ -164,12 +165,16 @@ def main(
                 )
                 about = figures[ABOUT]
                 about["model"], about["command"] = base, results.command()
-                about.setdefault("training", {})[name] = {
+                about["training"].setdefault(name, {})
+                about["training"][name] |= {
                     **training,
                     "learning_rate": rates[False],
                     "lora_learning_rate": rates[True],
                     "data": data.about,
                 }
+                if decoder and (record := Provenance.read(decoder)):
+                    # What of the data is short enough.
+                    about["training"][name]["samples"] = record.data["samples"]
                 results.write(figures, path)
                 plots.accuracy(figures, folder / f"{NAME}.png")
     _print(results.read(path))
