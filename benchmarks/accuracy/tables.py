@@ -15,7 +15,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.accuracy import plots, results, tool_calls
+from benchmarks.accuracy import plots, results
+from benchmarks.accuracy.subjects import SUBJECTS, Data
 from benchmarks.accuracy.training import key, trained
 from prefillshare_server.errors import ConfigError, Problem, suggestion
 from prefillshare_server.models.provenance import Provenance
@@ -49,35 +50,10 @@ METHODS = {
 }
 
 
-class Subject(NamedTuple):
-    """What specialists are trained for."""
-
-    tasks: Mapping[str, int]
-    """What measures them, and how many tokens an answer may have."""
-    training: Mapping[str, Any]
-    """Settings of the trainer, the same for all its methods."""
-
-
-SUBJECTS = {
-    "tools": Subject(
-        {"bfcl-simple-python": 160, "bfcl-multiple": 160}, {"max_length": 640, "epochs": 2}
-    ),
-    "math": Subject(
-        {"gsm8k": 256}, {"preset": "gsm8k", "max_length": 512, "epochs": 1, "limit": 2000}
-    ),
-}
-COMMON = {"packing": True, "accumulation": 3, "max_grad_norm": 1.0, "bf16": True, "save_steps": 50}
+COMMON = {"packing": True, "max_grad_norm": 1.0, "bf16": True, "save_steps": 50}
+"""Settings of every training."""
 
 app = typer.Typer(add_completion=False, rich_markup_mode="rich")
-
-
-class Data(NamedTuple):
-    """Of a subject."""
-
-    train: Path
-    test: Path | None
-    """None where the evaluation brings its own."""
-    about: Mapping[str, Any]
 
 
 @app.command()
@@ -95,8 +71,12 @@ def main(
         Path, typer.Option(help="Folder with GSM8K's train.jsonl and test.jsonl.")
     ] = Path("../shared/data/gsm8k"),
     items: Annotated[int, typer.Option(help="Test items of each task, drawn.", min=1)] = 200,
-    learning_rate: Annotated[float, typer.Option(help="Of all weights.")] = 1e-4,
-    lora_learning_rate: Annotated[float, typer.Option(help="Of LoRA.")] = 2e-4,
+    learning_rate: Annotated[
+        float | None, typer.Option(help="Of all weights.", show_default="the subject's")
+    ] = None,
+    lora_learning_rate: Annotated[
+        float | None, typer.Option(help="Of LoRA.", show_default="the subject's")
+    ] = None,
     max_steps: Annotated[
         int | None, typer.Option(help="Fewer steps, to try it.", show_default=False)
     ] = None,
@@ -110,7 +90,8 @@ def main(
     """Train specialists from one base in every way, and evaluate each on its own KV or the base's.
 
     [bold]tools[/bold]: trained on BFCL's live_simple and live_multiple without what is like a test
-    item; tested on simple_python and multiple. [bold]math[/bold]: GSM8K.
+    item; tested on simple_python and multiple. [bold]math[/bold]: GSM8K. [bold]toolcaller[/bold],
+    [bold]solver[/bold]: two roles of the ReAct example, on made-up rows.
 
     An hour or more on two cores. What is there already is not done again: after an interruption,
     give the same command. The figures are written after every evaluation.
@@ -126,10 +107,15 @@ def main(
     work = work or results.work_folder(NAME)
     methods = _chosen(method, METHODS, "--method")
     path = folder / f"{NAME}.json"
-    rates = {False: learning_rate, True: lora_learning_rate}
+    work.mkdir(parents=True, exist_ok=True)
     for name in _chosen(subject, SUBJECTS, "--subject"):
-        data = _data(name, gsm8k, work)
-        training = {**COMMON, **SUBJECTS[name].training, "base": base, "seed": seed}
+        chosen = SUBJECTS[name]
+        data = chosen.data(work, gsm8k)
+        rates = {
+            False: learning_rate or chosen.learning_rate,
+            True: lora_learning_rate or chosen.lora_learning_rate,
+        }
+        training = {**COMMON, **chosen.training, "base": base, "seed": seed}
         if max_steps is not None:
             training["max_steps"] = max_steps
         for label in methods:
@@ -138,23 +124,25 @@ def main(
             if each.training is not None:
                 console.print(f"{name}: train {each.training}{' LoRA' if each.lora else ''}")
                 decoder = _decoder(name, each, training, rates[each.lora], data, work, console)
-            for task, max_tokens in SUBJECTS[name].tasks.items():
-                console.print(f"{task}: {each.label}")
+            for column, measure in chosen.measures.items():
+                console.print(f"{column}: {each.label}")
                 settings = EvalSettings(
                     base=base,
                     decoder=str(decoder) if decoder else None,
-                    task=task,
+                    task=measure.task,
+                    match=measure.match,
+                    layout=chosen.training.get("layout", {}),
                     data=str(data.test) if data.test else None,
                     mode=each.mode,
                     limit=items,
                     seed=seed,
-                    max_tokens=max_tokens,
-                    out=work / "answers" / _file_name(task, label, decoder),
+                    max_tokens=measure.max_tokens,
+                    out=work / "answers" / _file_name(column, label, decoder),
                 )
                 found = evaluate(settings, console)
                 figures = _with(
                     results.read(path),
-                    task,
+                    column,
                     label,
                     {
                         "n": found.n,
@@ -194,33 +182,10 @@ def _with(
     ordered = {
         name: {label: found[name][label] for label in METHODS if label in found[name]}
         for subject in SUBJECTS.values()
-        for name in subject.tasks
+        for name in subject.measures
         if name in found
     }
     return {**ordered, ABOUT: about}
-
-
-def _data(subject: str, gsm8k: Path, work: Path) -> Data:
-    """What the subject is trained on and tested with, written to `work` where it is made here."""
-    if subject == "math":
-        missing = [name for name in ("train.jsonl", "test.jsonl") if not (gsm8k / name).is_file()]
-        if missing:
-            raise ConfigError(
-                Problem(f"--gsm8k {gsm8k}", f"has no {missing[0]}", "name the folder with both")
-            )
-        names = {"train": "GSM8K train", "test": "GSM8K test"}
-        return Data(gsm8k / "train.jsonl", gsm8k / "test.jsonl", names)
-    found = tool_calls.training_data()
-    path = work / "tool_calls.jsonl"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    tool_calls.write(found.rows, path)
-    about: dict[str, Any] = {
-        "train": f"BFCL {' and '.join(tool_calls.TRAINING)}",
-        "test": f"BFCL {' and '.join(tool_calls.TEST)}",
-        "rows": len(found.rows),
-        "left_out_as_like_a_test_item": found.overlapping,
-    }
-    return Data(path, None, about)
 
 
 def _decoder(
