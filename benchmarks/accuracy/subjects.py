@@ -46,7 +46,7 @@ class Subject(NamedTuple):
 
 
 def _tools(work: Path, gsm8k: Path) -> Data:
-    found = tool_calls.training_data(SEED)
+    found = tool_calls.training_data()
     path = work / "tool_calls.jsonl"
     tool_calls.write(found.rows, path)
     about = {
@@ -94,9 +94,9 @@ SUBJECTS = {
             "bfcl-simple-python": Measure("bfcl-simple-python", 160),
             "bfcl-multiple": Measure("bfcl-multiple", 160),
         },
-        {"max_length": 768, "accumulation": 3, "epochs": 1},
-        learning_rate=3e-4,
-        lora_learning_rate=1e-3,
+        {"max_length": 640, "accumulation": 3, "epochs": 2},
+        learning_rate=1e-4,
+        lora_learning_rate=2e-4,
         data=_tools,
     ),
     "math": Subject(

@@ -1,16 +1,14 @@
 """Training data for tool calling, from those categories of BFCL that are not the test.
 
 ``live_simple`` and ``live_multiple`` are requests of real users, each with the answers that count
-as right. What is like a test item is left out. Their long lists of functions are drawn shorter,
-twice over in different ways, since most would not fit: the test items have short ones.
+as right. What is like a test item is left out.
 """
 
 from __future__ import annotations
 
 import json
-import random
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from prefillshare_training.evaluate.tasks import bfcl, bfcl_checker, wheels
@@ -22,13 +20,6 @@ TRAINING = ("live_simple", "live_multiple")
 TEST = ("simple_python", "multiple")
 NEAR = 0.3
 """Questions that share more of their five-word sequences (Jaccard) count as one."""
-
-DRAWS = 2
-"""Rows made of one item that has several functions, each with others of them."""
-
-MOST_FUNCTIONS = 4
-MOST_CHARACTERS = 2000
-"""Of the functions together, as JSON; the test items of `multiple` have 1,600 in the middle."""
 
 _OPTIONAL = ""
 """Among the right values of an argument it says that the argument may be left out."""
@@ -45,11 +36,8 @@ class TrainingData(NamedTuple):
     """Items left out because a test item is like them."""
 
 
-def training_data(seed: int) -> TrainingData:
-    """What can be trained on, in BFCL's order; `seed` draws the functions that a row keeps.
-
-    Raises ConfigError when BFCL is not installed.
-    """
+def training_data() -> TrainingData:
+    """What can be trained on, in BFCL's order. Raises ConfigError when it is not installed."""
     test = [item for category in TEST for item in items(category)]
     items_of = {category: items(category) for category in TRAINING}
     answers = {
@@ -58,32 +46,10 @@ def training_data(seed: int) -> TrainingData:
         for answer in _rows(f"possible_answer/BFCL_v4_{category}.json")
     }
     kept = [item for found in items_of.values() for item in without_overlap(found, test)]
-    rng = random.Random(seed)
-    rows = []
-    for item in kept:
-        truth = answers[item["id"]]
-        called = {name for call in truth for name in call}
-        draws = DRAWS if len(item["function"]) > 1 else 1
-        for _ in range(draws):
-            functions = drawn(item["function"], called, rng)
-            rows.append(row({**item, "function": functions}, truth))
-    return TrainingData(rows, sum(map(len, items_of.values())) - len(kept))
-
-
-def drawn(functions: Sequence[Item], called: Collection[str], rng: random.Random) -> list[Item]:
-    """The called functions, and one or more of the others while there is room; in any order."""
-    kept = [function for function in functions if function["name"] in called]
-    others = [function for function in functions if function["name"] not in called]
-    rng.shuffle(others)
-    most = rng.randint(2, MOST_FUNCTIONS)
-    room = MOST_CHARACTERS - sum(map(_characters, kept))
-    for other in others:
-        room -= _characters(other)
-        if len(kept) == most or room < 0:
-            break
-        kept.append(other)
-    rng.shuffle(kept)
-    return kept
+    return TrainingData(
+        [row(item, answers[item["id"]]) for item in kept],
+        sum(map(len, items_of.values())) - len(kept),
+    )
 
 
 def items(category: str) -> list[Item]:
@@ -147,10 +113,6 @@ def _five_words(item: Item) -> frozenset[tuple[str, ...]]:
 
 def _likeness(one: frozenset[Any], other: frozenset[Any]) -> float:
     return len(one & other) / len(one | other)
-
-
-def _characters(function: Item) -> int:
-    return len(json.dumps(bfcl.tool(function), ensure_ascii=False))
 
 
 def _described(function: Mapping[str, Any]) -> str:

@@ -1,17 +1,12 @@
 """What the experiments train on: right answers, and nothing of the test."""
 
-import json
 import random
 from pathlib import Path
 from typing import Any
 
-from hypothesis import given
-from hypothesis import strategies as st
-
 from benchmarks.accuracy import arithmetic, tool_calls
 from prefillshare_server.config import LayoutSettings
 from prefillshare_training.data import Renderer
-from prefillshare_training.evaluate.tasks import bfcl
 
 
 def _item(question: str, function: str = "get_weather") -> dict[str, Any]:
@@ -59,24 +54,6 @@ def test_what_is_like_a_test_item_is_left_out() -> None:
         _item("Play some jazz in the kitchen, and not too loud.", "play"),
     ]
     assert tool_calls.without_overlap(found, test) == found[3:]
-
-
-@given(
-    sizes=st.lists(st.integers(1, 1500), min_size=1, max_size=8),
-    seed=st.integers(0, 99),
-)
-def test_a_long_list_of_functions_is_drawn_shorter_without_losing_the_called_one(
-    sizes: list[int], seed: int
-) -> None:
-    functions = [
-        _item("q", f"f{i}")["function"][0] | {"description": "x" * size}
-        for i, size in enumerate(sizes)
-    ]
-    kept = tool_calls.drawn(functions, {"f0"}, random.Random(seed))
-    assert functions[0] in kept
-    assert len({function["name"] for function in kept}) == len(kept) <= tool_calls.MOST_FUNCTIONS
-    total = sum(len(json.dumps(bfcl.tool(function))) for function in kept)
-    assert len(kept) == 1 or total <= tool_calls.MOST_CHARACTERS
 
 
 def test_the_answer_to_learn_is_the_first_right_one_without_optional_arguments() -> None:
