@@ -3,11 +3,12 @@
 PYTHON ?= python3
 VENV ?= .venv
 PYTEST_ARGS ?=
+ACCURACY_ARGS ?=
 BIN := $(VENV)/bin
 OLDEST := .venv-oldest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast test-oldest results soak lint format lock clean
+.PHONY: help setup demo test test-fast test-oldest results soak accuracy specialists lint format lock clean
 
 help: ## Show this help
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -34,6 +35,14 @@ results: setup ## Measure exactness and faults again and write docs/results/
 
 soak: setup ## Kill a worker every 20 s for half an hour under load; writes docs/results/soak.json
 	@$(BIN)/python -m benchmarks.soak --minutes 30 --kill-every 20
+
+accuracy: setup ## Train and evaluate what docs/training.md shows; hours on two cores, and can go on
+	@$(BIN)/python -m benchmarks.accuracy.sharing_ratio --seeds 3
+	@$(BIN)/python -m benchmarks.accuracy.training_cost --threads 1
+	@$(BIN)/python -m benchmarks.accuracy.tables $(ACCURACY_ARGS)
+
+specialists: setup ## Train the demo's four adapters again and measure them (about an hour)
+	@$(BIN)/python -m examples.specialists.build
 
 lint: setup ## Check style and types
 	@$(BIN)/ruff check .

@@ -1,5 +1,6 @@
 """The code base keeps the shape its documents describe."""
 
+import importlib.util
 import re
 import subprocess
 import sys
@@ -68,3 +69,31 @@ def test_every_test_that_guarantees_names_exists() -> None:
         ):
             missing.append((path, test))
     assert not missing
+
+
+DOCUMENTS = sorted(
+    path
+    for pattern in ("*.md", "docs/*.md", "examples/*/*.md", "docs/results/*.json")
+    for path in ROOT.glob(pattern)
+)
+
+
+def test_every_make_target_that_documents_name_exists() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = {
+        (path.name, target)
+        for path in DOCUMENTS
+        for target in re.findall(r"(?:`|^|time )make ([a-z-]+)", path.read_text(), re.MULTILINE)
+    }
+    assert len(named) > 10
+    assert {pair for pair in named if pair[1] not in targets} == set()
+
+
+def test_every_program_that_documents_name_exists() -> None:
+    named = {
+        (path.name, module)
+        for path in DOCUMENTS
+        for module in re.findall(r"python -m ([a-z_.]+[a-z_])", path.read_text())
+    }
+    assert len(named) > 5
+    assert {pair for pair in named if importlib.util.find_spec(pair[1]) is None} == set()

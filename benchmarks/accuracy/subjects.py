@@ -99,13 +99,6 @@ SUBJECTS = {
         lora_learning_rate=2e-4,
         data=_tools,
     ),
-    "math": Subject(
-        {"gsm8k": Measure("gsm8k", 256)},
-        {"preset": "gsm8k", "max_length": 512, "accumulation": 3, "epochs": 1, "limit": 2000},
-        learning_rate=1e-4,
-        lora_learning_rate=5e-4,
-        data=_math,
-    ),
     **{
         name: Subject(
             {f"react-{name}": Measure("exact", 96, match="json")},
@@ -116,5 +109,12 @@ SUBJECTS = {
         )
         for name in ("toolcaller", "solver")
     },
+    "math": Subject(
+        {"gsm8k": Measure("gsm8k", 256)},
+        {"preset": "gsm8k", "max_length": 512, "accumulation": 3, "epochs": 1, "limit": 2000},
+        learning_rate=1e-4,
+        lora_learning_rate=5e-4,
+        data=_math,
+    ),
 }
 """By name. The roles are those of the ReAct example, with its generator."""
