@@ -152,13 +152,14 @@ def main(
                     },
                 )
                 about = figures[ABOUT]
-                about["model"], about["command"] = base, results.command()
+                about["model"] = base
                 about["training"].setdefault(name, {})
                 about["training"][name] |= {
                     **training,
                     "learning_rate": rates[False],
                     "lora_learning_rate": rates[True],
                     "data": data.about,
+                    "command": results.command(),
                 }
                 if decoder and (record := Provenance.read(decoder)):
                     # What of the data is short enough.
