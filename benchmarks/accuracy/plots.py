@@ -60,6 +60,7 @@ def accuracy(figures: Mapping[str, Any], path: Path) -> None:
         shown = [name for name in colours if any(name in methods for methods in tasks.values())]
         width = 0.8 / len(shown)
         for place, name in enumerate(shown):
+            label = about["methods"][name]
             for number, methods in enumerate(tasks.values()):
                 if name not in methods:
                     continue
@@ -69,10 +70,11 @@ def accuracy(figures: Mapping[str, Any], path: Path) -> None:
                     value,
                     width * 0.92,
                     color=colours[name],
-                    label=about["methods"][name] if number == 0 else None,
+                    label=label,
                     yerr=[[max(value - low, 0)], [max(high - value, 0)]],
                     error_kw={"elinewidth": 0.9, "capsize": 2},
                 )
+                label = None  # Once in the legend.
         sizes = [next(iter(methods.values()))["n"] for methods in tasks.values()]
         names = [f"{task}\nn = {size}" for task, size in zip(tasks, sizes, strict=True)]
         axes.set_xticks(range(len(names)), names)
