@@ -1,6 +1,7 @@
 """A decode worker that runs out of KV blocks ends a request with a mark; it never recomputes."""
 
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 
@@ -9,15 +10,18 @@ from tests.worker.driver import Answer, Pair
 
 pytestmark = [pytest.mark.engine, pytest.mark.exactness]
 
-LONG = 150
+LONG = 300
+"""Tokens; with its prompt more than half of the worker's blocks."""
 
 
 @pytest.fixture(scope="module")
 def answers(pair: Pair) -> list[tuple[list[int], Answer]]:
     """Three long answers at once, which need more than the worker's 40 blocks."""
     prompts = [[start + index % 97 for index in range(310)] for start in (0, 50, 100)]
+    # Before any answer begins: on a busy machine one could end before another is prefilled.
+    handoffs = [pair.prefill(prompt) for prompt in prompts]
     with ThreadPoolExecutor(3) as pool:
-        found = pool.map(lambda prompt: pair.call(prompt, max_tokens=LONG), prompts)
+        found = pool.map(partial(pair.decode, max_tokens=LONG), prompts, handoffs)
         return list(zip(prompts, found, strict=True))
 
 
