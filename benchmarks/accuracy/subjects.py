@@ -14,6 +14,10 @@ SEED = 0
 """Of the data that is drawn or made up here; another one would be another experiment."""
 
 
+ROWS_OF_A_ROLE = 400
+"""To train on."""
+
+
 class Measure(NamedTuple):
     """A column of the tables: a task of `prefillshare eval`."""
 
@@ -73,18 +77,17 @@ def _role(name: str) -> Callable[[Path, Path], Data]:
         train, test = work / f"{name}.jsonl", work / f"{name}-test.jsonl"
         generate.write(train, generate.rows(name, "train", ROWS_OF_A_ROLE, seed=SEED))
         generate.write(test, generate.held_out(name, seed=SEED))
-        made = f"examples.specialists.generate --seed {SEED}"
+        made = f"examples.specialists.generate --number {ROWS_OF_A_ROLE} --seed {SEED}"
         return Data(train, test, {"train": f"{made}: {train.name}", "test": f"{made}: {test.name}"})
 
     return data
 
 
-ROWS_OF_A_ROLE = 400
-
 _ROLE_TRAINING = {
     "max_length": 1024,
     "accumulation": 2,
     "epochs": 1,
+    # The ReAct example's, see its cluster file.
     "layout": {"tail_role": "user"},
 }
 
