@@ -88,18 +88,7 @@ def tiny_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tiny_adapter(tiny_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A LoRA adapter of tiny-base whose weights are drawn: it changes every answer."""
-    import torch
-    from peft import LoraConfig, get_peft_model
-    from transformers import AutoModelForCausalLM
+    from tests.adapters import write_adapter
 
-    base = AutoModelForCausalLM.from_pretrained(tiny_home / "models" / "tiny-base")
-    lora = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "o_proj", "down_proj"])
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(7)
-        model = get_peft_model(base, lora)
-        for name, parameter in model.named_parameters():
-            if "lora_" in name:
-                torch.nn.init.normal_(parameter, std=0.1)
-    directory = tmp_path_factory.mktemp("tiny-adapter")
-    model.save_pretrained(directory)
-    return directory
+    base_dir = tiny_home / "models" / "tiny-base"
+    return write_adapter(base_dir, tmp_path_factory.mktemp("tiny-adapter"))

@@ -1,7 +1,8 @@
 """In-process reference for what a PrefillShare cluster must answer.
 
 The base computes the KV of prompt tokens x_1..x_{n-1}; the decoder then processes x_n and every
-generated token on top of that cache. Nothing here knows vLLM: plain Hugging Face models in fp32.
+generated token on top of that cache. A decoder is a
+full model or a LoRA adapter. Nothing here knows vLLM: plain Hugging Face and PEFT models in fp32.
 """
 
 from collections.abc import Sequence
@@ -10,11 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from peft import AutoPeftModelForCausalLM
 from transformers import AutoModelForCausalLM
 
 
 @lru_cache(maxsize=8)
 def _model(directory: Path) -> Any:
+    if (directory / "adapter_config.json").is_file():
+        return AutoPeftModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
     return AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
 
 

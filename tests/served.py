@@ -88,7 +88,7 @@ def serve_in_thread(
         stop_requested.append((asyncio.get_running_loop(), stop))
         async with LocalCluster(cluster, log_dir=log_dir, on_event=count) as workers:
             reached = [reach(worker) if reach else worker for worker in workers.endpoints]
-            app = create_app(cluster, reached, store.resolve(cluster.base.model))
+            app = create_app(cluster, reached, store.resolve(cluster.base.model), workers.decoders)
             config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning")
             server = uvicorn.Server(config)
             serving = asyncio.create_task(server.serve())

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prefillshare_server.errors import ConfigError, Problem
-from prefillshare_server.launch.plan import decoder_directory, plan
-from prefillshare_server.models import checkpoint, store
+from prefillshare_server.launch.decoders import weights_directory
+from prefillshare_server.launch.plan import plan
+from prefillshare_server.models import checkpoint, pooled_adapter, store
 from prefillshare_server.models.geometry import Difference, Geometry, differences
 from prefillshare_server.models.layout import Layout
 from prefillshare_server.models.provenance import untrained
@@ -46,16 +47,20 @@ def _problems(cluster: Cluster, progress: store.Progress | None) -> Iterator[Pro
     yield from _context_problems(cluster, base_dir)
     for name, role in cluster.roles.items():
         where = f"roles.{name}.{role.decoder.field}"
+        misfits: list[Problem] = []
         try:
-            decoder_dir = decoder_directory(role, base_dir, progress)
-            checkpoint.require_weights(decoder_dir)
-            decoder = Geometry.of(decoder_dir)
+            if role.pooled:
+                pooled_adapter.pooled(base_dir, store.resolve(role.decoder.ref, progress=progress))
+            else:
+                decoder_dir = weights_directory(role, base_dir, progress)
+                checkpoint.require_weights(decoder_dir)
+                found = differences(base, Geometry.of(decoder_dir))
+                misfits = list(_misfits(f"{where}: {decoder_dir}", found))
         except ConfigError as error:
             yield from _located(where, error)
             continue
-        misfits = list(_misfits(f"{where}: {decoder_dir}", differences(base, decoder)))
         yield from misfits
-        if cluster.dtype == "auto":
+        if cluster.dtype == "auto" and not role.pooled:
             yield from _dtype_problems(where, base_dir, decoder_dir)
         # Of a decoder that does not fit the base it is no news that it was not trained for it.
         if not misfits and not cluster.allow_untrained:

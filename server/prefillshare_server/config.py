@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 ArgValue = str | int | float | bool | list[str]
+LORA_POOL = "lora"
+"""Name of the decode workers that adapters share."""
+
 ROLE_NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
 ARG_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]*")
 
@@ -99,6 +102,19 @@ class DecodePool(_Section):
     args: Args = {}
 
 
+class LoraPool(_Section):
+    """The decode workers that all adapters share: one copy of the base's weights each."""
+
+    replicas: int = Field(default=1, ge=1)
+    max_loras: int | None = Field(default=None, ge=1)
+    """Adapters in one batch; None is one more than there are at the start, so that one can be
+    replaced, and at least 4."""
+    max_lora_rank: int | None = Field(default=None, ge=1)
+    """Largest rank of an adapter, also of those added later; None is what the start needs."""
+    args: Args = {}
+    """Extra vLLM arguments of these workers; they win over ``decode.args``."""
+
+
 class DecoderRef(NamedTuple):
     """Where a role's weights come from."""
 
@@ -112,10 +128,32 @@ class Role(_Section):
     model: ModelRef | None = None
     """Full weights: store name, directory, or hub id."""
     adapter: ModelRef | None = None
-    """A LoRA adapter of the base, merged into it before the start: directory or hub id."""
+    """A LoRA adapter of the base: directory or hub id. It shares the workers of ``lora``."""
+    merge: bool = False
+    """Merge the adapter into the base, once, and give the role workers of its own."""
     replicas: int = Field(default=1, ge=1)
+    """Of workers of its own."""
     args: Args = {}
-    """Extra vLLM arguments of this role's workers; they win over ``decode.args``."""
+    """Extra vLLM arguments of workers of its own; they win over ``decode.args``."""
+
+    @property
+    def pooled(self) -> bool:
+        """Whether it is an adapter on shared workers."""
+        return self.adapter is not None and not self.merge
+
+    @model_validator(mode="after")
+    def _shares_or_has_workers(self) -> Self:
+        if self.merge and self.adapter is None:
+            raise ValueError("merge is true, but there is no adapter; remove merge")
+        if not self.pooled:
+            return self
+        for field, instead in (("replicas", "lora.replicas"), ("args", "lora.args")):
+            if field in self.model_fields_set and getattr(self, field) not in (1, {}):
+                raise ValueError(
+                    f"has {field} and an adapter, which shares its workers; set {instead} for all "
+                    "adapters, or merge: true to give this role workers of its own"
+                )
+        return self
 
     @model_validator(mode="after")
     def _has_one_decoder(self) -> Self:
@@ -213,6 +251,7 @@ class Cluster(_Section):
     prefill: PrefillPool = PrefillPool()
     roles: dict[RoleName, Role] = Field(min_length=1)
     decode: DecodePool = DecodePool()
+    lora: LoraPool = LoraPool()
     router: Router = Router()
     kv: KV = KV()
     layout: LayoutSettings = LayoutSettings()
@@ -233,6 +272,25 @@ class Cluster(_Section):
                 "rename the role or set base.name"
             )
         return self
+
+    @model_validator(mode="after")
+    def _pool_names_differ(self) -> Self:
+        if self.pooled and LORA_POOL in self.roles and not self.roles[LORA_POOL].pooled:
+            raise ValueError(
+                f"role {LORA_POOL!r} has workers of its own, and the workers that adapters share "
+                "have this name; rename the role"
+            )
+        return self
+
+    @property
+    def pooled(self) -> dict[str, Role]:
+        """The roles whose adapters share workers."""
+        return {name: role for name, role in self.roles.items() if role.pooled}
+
+    @property
+    def has_lora_pool(self) -> bool:
+        """Whether there are workers that adapters share: for those here, or for later ones."""
+        return bool(self.pooled) or "lora" in self.model_fields_set
 
     @classmethod
     def load(cls, path: Path, overrides: Mapping[str, Any] | None = None) -> Cluster:

@@ -228,7 +228,7 @@ def test_a_context_that_is_too_long_is_a_400_that_names_both_numbers(
 def test_a_decode_worker_called_without_base_kv_refuses(
     served: Served,
 ) -> None:
-    [worker] = [worker for worker in served.workers if worker.role == "planner"]
+    [worker] = [worker for worker in served.workers if worker.pool == "planner"]
     answer = httpx.post(
         f"{worker.url}/v1/chat/completions",
         json={"model": worker.model, "messages": [USER], "max_tokens": 4},

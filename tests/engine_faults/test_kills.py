@@ -357,7 +357,7 @@ def _listed(served: Served, worker_id: str) -> dict[str, Any]:
 
 def _generating(served: Served) -> str | None:
     """The replica that runs the only call of the role "writer"."""
-    names = [worker.id for worker in served.workers if worker.role == "writer"]
+    names = [worker.id for worker in served.workers if worker.pool == "writer"]
     return next((name for name in names if state(served, name)["running"]), None)
 
 

@@ -238,7 +238,7 @@ async def recovered(bench: Bench, happenings: Happenings, report: Report) -> Non
         if all(bench.router.health.available(worker.id) for worker in bench.workers):
             break
         await asyncio.sleep(RECOVERY_S / 100)
-    for number, role in enumerate(bench.router.placement.roles, 900):
+    for number, role in enumerate(bench.router.placement.decode, 900):
         plan = CallPlan(number, role, "chat", {"model": role, "stream": True}, "a question")
         question = [{"role": "user", "content": f"a question #{number}"}]
         request = made(bench, plan, question, question)

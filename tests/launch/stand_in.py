@@ -48,7 +48,7 @@ def stand_in(log: Path, *command: str, port: int = 1) -> StandIn:
     return StandIn(
         name=name,
         phase="prefill",
-        role=None,
+        pool=None,
         model=Path("none"),
         served_name="base",
         port=port,

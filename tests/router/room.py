@@ -17,7 +17,7 @@ from prefillshare_server.router.ledger import Ledger
 from prefillshare_server.router.metrics import Metrics
 from prefillshare_server.router.placement import Placement
 from prefillshare_server.router.sessions import Session
-from prefillshare_server.router.topology import WorkerEndpoint
+from prefillshare_server.router.topology import Decoder, WorkerEndpoint
 from prefillshare_server.router.turns import Turns
 from prefillshare_server.router.workers import Workers
 
@@ -103,7 +103,13 @@ class Call:
 def ask(role: str, n: int = 1, max_tokens: int | None = BLOCK) -> Ask:
     body = {"model": role, "n": n, "messages": []}
     body |= {} if max_tokens is None else {"max_tokens": max_tokens}
-    return parse("chat", to_json(body), {}, roles=["a", "b"], base_name="base")
+    return parse(
+        "chat",
+        to_json(body),
+        {},
+        roles={name: Decoder(name, name) for name in ("a", "b")},
+        base_name="base",
+    )
 
 
 async def settle() -> None:

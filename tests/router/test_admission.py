@@ -41,15 +41,26 @@ async def test_an_answer_of_open_length_gets_some_room_and_never_more_than_a_wor
         await call.end()
 
 
-async def test_the_last_worker_is_kept_among_equals_and_the_fewest_answers_decide() -> None:
+async def test_the_worker_that_holds_the_session_is_kept_while_it_has_room() -> None:
     room = Room()
-    first = room.call(1, last="a1")
-    await settle()
-    second = room.call(1, last="a1")
-    await settle()
-    assert (first.at, second.at) == (["a1"], ["a0"])
-    await first.end()
-    await second.end()
+    calls = []
+    for blocks in (1, CAPACITY - 1, 1):
+        calls.append(room.call(blocks, last="a1"))
+        await settle()
+    assert [call.at for call in calls] == [["a1"], ["a1"], ["a0"]]
+    for call in calls:
+        await call.end()
+
+
+async def test_a_session_without_a_worker_goes_where_the_fewest_blocks_are_reserved() -> None:
+    room = Room()
+    calls = []
+    for blocks in (3, 1, 1, 2):
+        calls.append(room.call(blocks))
+        await settle()
+    assert [call.at for call in calls] == [["a0"], ["a1"], ["a1"], ["a1"]]
+    for call in calls:
+        await call.end()
 
 
 async def test_choices_spread_over_the_replicas() -> None:

@@ -16,6 +16,7 @@ from prefillshare_server.router.ledger import Ledger
 from prefillshare_server.router.prompt import Prompts
 from prefillshare_server.router.sessions import Session
 from prefillshare_server.router.tokens import Tokens
+from prefillshare_server.router.topology import Decoder
 from prefillshare_server.router.turns import Turns
 from tests.router.conftest import Bench
 
@@ -33,7 +34,18 @@ turns = st.lists(
 
 def ask(messages: list[Any], role: str = "alpha") -> Ask:
     body = {"model": role, "messages": messages}
-    return Ask("chat", body, role, Identity("s", None, False), 1, False, False, False, "id")
+    return Ask(
+        "chat",
+        body,
+        role,
+        Decoder(role, role),
+        Identity("s", None, False),
+        1,
+        False,
+        False,
+        False,
+        "id",
+    )
 
 
 @given(turns=turns)
@@ -183,6 +195,6 @@ def test_borders_are_where_special_tokens_begin(base_dir: Path, tokenizer: Token
 
 def test_parsing_never_changes_the_body() -> None:
     raw = b'{"model": "alpha", "messages": [{"role": "user", "content": "a"}], "n": 2, "x": null}'
-    parsed = parse("chat", raw, {}, roles=["alpha"], base_name="base")
+    parsed = parse("chat", raw, {}, roles={"alpha": Decoder("alpha", "alpha")}, base_name="base")
     assert parsed.body["x"] is None
     assert parsed.n == 2

@@ -20,13 +20,14 @@ from prefillshare_server.router.metrics import Metrics
 from prefillshare_server.router.placement import Placement, Reserved
 from prefillshare_server.router.prefill import ATTEMPTS, Prefill
 from prefillshare_server.router.sessions import Session, Sessions
-from prefillshare_server.router.topology import WorkerEndpoint
+from prefillshare_server.router.topology import Decoder, WorkerEndpoint
 from prefillshare_server.router.workers import Workers
 from tests.mocks.mock_decode import MockDecode
 from tests.mocks.mock_workers import MockCluster, MockPrefill, error_answer, running
 
 PROMPT = Prompt(ids=list(range(40)), context_tokens=40)
-ASK = parse("chat", to_json({"model": "a", "messages": []}), {}, roles=["a"], base_name="base")
+ROLES = {"a": Decoder("a", "a")}
+ASK = parse("chat", to_json({"model": "a", "messages": []}), {}, roles=ROLES, base_name="base")
 
 
 @dataclass

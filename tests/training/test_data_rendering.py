@@ -24,6 +24,7 @@ from prefillshare_server.router.prompt import Prompts
 from prefillshare_server.router.sessions import Session
 from prefillshare_server.router.tally import Tally
 from prefillshare_server.router.tokens import Tokens
+from prefillshare_server.router.topology import Decoder
 from prefillshare_server.router.turns import Turns
 from prefillshare_training.data.rendering import Renderer
 from prefillshare_training.samples import Sample
@@ -148,7 +149,18 @@ def renderer_of(base: Path, layout: LayoutSettings) -> Renderer:
 
 def ask(messages: Messages, tools: Any) -> Ask:
     body = {"model": "alpha", "messages": messages, "tools": tools}
-    return Ask("chat", body, "alpha", Identity("s", None, False), 1, False, False, False, "id")
+    return Ask(
+        "chat",
+        body,
+        "alpha",
+        Decoder("alpha", "alpha"),
+        Identity("s", None, False),
+        1,
+        False,
+        False,
+        False,
+        "id",
+    )
 
 
 async def served(

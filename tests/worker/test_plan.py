@@ -34,7 +34,7 @@ def argument(spec: WorkerSpec, name: str) -> str:
 def test_every_replica_of_every_pool_is_a_worker(tmp_path: Path) -> None:
     specs = planned(tmp_path)
     assert list(specs) == ["prefill-0", "prefill-1", "planner-0", "critic-0"]
-    assert [spec.role for spec in specs.values()] == [None, None, "planner", "critic"]
+    assert [spec.pool for spec in specs.values()] == [None, None, "planner", "critic"]
     assert [spec.served_name for spec in specs.values()] == [
         "the-base",
         "the-base",

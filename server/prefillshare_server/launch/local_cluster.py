@@ -3,7 +3,7 @@
 import asyncio
 import os
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +13,8 @@ from typing import Any, NoReturn, Self, TypeVar
 import aiohttp
 from pydantic import BaseModel, ValidationError
 
-from prefillshare_server.config import Cluster
+from prefillshare_server.config import LORA_POOL, Cluster
+from prefillshare_server.launch.decoders import decoders
 from prefillshare_server.launch.plan import WorkerSpec, plan
 from prefillshare_server.launch.process import (
     STOP_STARTING_TIMEOUT_S,
@@ -25,7 +26,7 @@ from prefillshare_server.launch.process import (
 from prefillshare_server.launch.supervisor import Supervisor
 from prefillshare_server.launch.warmup import warm_up_pair
 from prefillshare_server.models import store
-from prefillshare_server.router.topology import WorkerEndpoint
+from prefillshare_server.router.topology import Decoder, WorkerEndpoint
 
 T = TypeVar("T")
 
@@ -50,12 +51,18 @@ class LocalCluster:
         self._on_event = on_event or _ignore
         self._workers: dict[str, WorkerProcess] = {}
         self._endpoints: tuple[WorkerEndpoint, ...] = ()
+        self._decoders: Mapping[str, Decoder] = {}
         self._supervision: asyncio.Task[NoReturn] | None = None
 
     @property
     def endpoints(self) -> tuple[WorkerEndpoint, ...]:
         """Every worker, prefill workers first."""
         return self._endpoints
+
+    @property
+    def decoders(self) -> Mapping[str, Decoder]:
+        """Who speaks for each role of the cluster file."""
+        return self._decoders
 
     @property
     def pids(self) -> dict[str, int]:
@@ -65,6 +72,8 @@ class LocalCluster:
     async def __aenter__(self) -> Self:
         # Models may have to be built or downloaded first.
         specs = await asyncio.to_thread(plan, self._cluster, log_dir=self.log_dir)
+        base_dir = store.resolve(self._cluster.base.model)
+        self._decoders = await asyncio.to_thread(decoders, self._cluster, base_dir)
         try:
             await self._start(specs)
         except BaseException:
@@ -199,6 +208,8 @@ class LocalCluster:
         async def warm_up_decode(worker: WorkerEndpoint) -> None:
             for other in prefill:
                 await self._warm_up_pair(other, worker, http)
+            if worker.pool == LORA_POOL:
+                await self._load_adapters(worker, http)
             ready(worker)
 
         for endpoint in self._endpoints:
@@ -218,6 +229,19 @@ class LocalCluster:
                     raise worker.failure() from error
             message = f"warm-up with {prefill.id}: {error}"
             raise WorkerFailedError(self._workers[decode.id].spec, message) from error
+
+    async def _load_adapters(self, worker: WorkerEndpoint, http: aiohttp.ClientSession) -> None:
+        """So that a role's first call does not wait for it, and a bad one is found now."""
+        names = {d.model for d in self._decoders.values() if d.pool == LORA_POOL} - {worker.model}
+        for name in sorted(names):
+            async with http.post(
+                f"{worker.url}/prefillshare/adapters", json={"name": name}
+            ) as response:
+                if response.status != 200:
+                    answer = await response.text()
+                    raise WorkerFailedError(
+                        self._workers[worker.id].spec, f"it cannot load {name}: {answer}"
+                    )
 
 
 async def _all(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T]:

@@ -6,7 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from prefillshare_server.config import ArgValue, Cluster, Role
+from prefillshare_server.config import LORA_POOL, ArgValue, Cluster
+from prefillshare_server.launch.decoders import (
+    decoders,
+    max_lora_rank,
+    max_loras,
+    weights_directory,
+)
 from prefillshare_server.launch.hardware import Hardware
 from prefillshare_server.launch.memory import (
     cpu_blocks,
@@ -18,14 +24,16 @@ from prefillshare_server.launch.ports import LOOPBACK, free_ports
 from prefillshare_server.launch.vllm_args import (
     PLUGIN,
     Args,
+    Loras,
     SharedSettings,
     check_user_args,
     to_argv,
     worker_args,
 )
-from prefillshare_server.models import adapter, checkpoint, store
+from prefillshare_server.models import checkpoint, pooled_adapter, store
 from prefillshare_server.router.topology import Phase, WorkerEndpoint
 from prefillshare_server.vllm_plugin import WORKER_ENV
+from prefillshare_server.vllm_plugin.adapters import ADAPTERS_ENV
 from prefillshare_server.vllm_plugin.contract import BaseContract
 from prefillshare_server.vllm_plugin.engine_start import FORK_ENGINE_ENV
 from prefillshare_server.vllm_plugin.worker import LAUNCHER_PID_ENV
@@ -37,7 +45,7 @@ class WorkerSpec:
 
     name: str
     phase: Phase
-    role: str | None
+    pool: str | None
     model: Path
     served_name: str
     port: int
@@ -70,7 +78,7 @@ class WorkerSpec:
     def endpoint(self) -> WorkerEndpoint:
         """As the router sees it, without the facts only the running worker knows."""
         url = f"http://{LOOPBACK}:{self.port}"
-        return WorkerEndpoint(self.name, self.phase, self.role, url, self.served_name)
+        return WorkerEndpoint(self.name, self.phase, self.pool, url, self.served_name)
 
     def on_new_ports(self) -> "WorkerSpec":
         port, side_channel_port = free_ports(2)
@@ -82,11 +90,12 @@ class _Pool:
     """Workers that differ in nothing but their ports."""
 
     phase: Phase
-    role: str | None
+    name: str | None
     model: Path
     served_name: str
     replicas: int
     args: Mapping[str, ArgValue]
+    loras: Loras | None = None
 
 
 def plan(
@@ -110,20 +119,22 @@ def plan(
             model=pool.model,
             served_name=pool.served_name,
             user_args=pool.args,
+            loras=pool.loras,
         )
         for replica in range(pool.replicas):
-            name = f"{pool.role or 'prefill'}-{replica}"
+            name = f"{pool.name or 'prefill'}-{replica}"
             specs.append(
                 WorkerSpec(
                     name=name,
                     phase=pool.phase,
-                    role=pool.role,
+                    pool=pool.name,
                     model=pool.model,
                     served_name=pool.served_name,
                     port=ports.pop(),
                     side_channel_port=ports.pop(),
                     argv=tuple(to_argv(args)),
-                    env=_environment(name, args, settings, hardware, len(specs), workers),
+                    env=_environment(name, args, settings, hardware, len(specs), workers)
+                    | (_adapters() if pool.loras else {}),
                     log=log_dir / f"{name}.log",
                 )
             )
@@ -139,23 +150,22 @@ def _pools(cluster: Cluster) -> list[_Pool]:
             "prefill", None, base, cluster.base.name, cluster.prefill.replicas, cluster.prefill.args
         )
     ]
-    for role, settings in cluster.roles.items():
+    if cluster.has_lora_pool:
+        check_user_args(cluster.lora.args, "lora.args")
+        args = {**cluster.decode.args, **cluster.lora.args}
+        loras = Loras(max_loras(cluster), max_lora_rank(cluster))
+        pools.append(
+            _Pool("decode", LORA_POOL, base, cluster.base.name, cluster.lora.replicas, args, loras)
+        )
+    for role, decoder in decoders(cluster, base).items():
+        if decoder.pool != role:
+            continue
+        settings = cluster.roles[role]
         check_user_args(settings.args, f"roles.{role}.args")
-        model = decoder_directory(settings, base)
+        model = weights_directory(settings, base)
         args = {**cluster.decode.args, **settings.args}
         pools.append(_Pool("decode", role, model, role, settings.replicas, args))
     return pools
-
-
-def decoder_directory(role: Role, base_dir: Path, progress: store.Progress | None = None) -> Path:
-    """The full weights of a role's decoder; an adapter is merged into its base on first use.
-
-    May take minutes. Raises ConfigError.
-    """
-    directory = store.resolve(role.decoder.ref, progress=progress)
-    if role.decoder.field == "adapter":
-        return adapter.merged(base_dir, directory, progress)
-    return directory
 
 
 def _shared_settings(
@@ -231,6 +241,14 @@ def _environment(
     elif hardware.gpus:
         env["CUDA_VISIBLE_DEVICES"] = _gpus_of(index, args, hardware)
     return env
+
+
+def _adapters() -> dict[str, str]:
+    return {
+        ADAPTERS_ENV: str(pooled_adapter.home()),
+        # An adapter is loaded when a request first names it.
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
+    }
 
 
 def _gpus_of(index: int, args: Args, hardware: Hardware) -> str:

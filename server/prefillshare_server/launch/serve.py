@@ -78,7 +78,9 @@ async def _route(
     console: Console,
 ) -> None:
     """Run the router until cancelled. Raises WorkerFailedError when a worker is given up."""
-    app = create_app(cluster, workers.endpoints, store.resolve(cluster.base.model))
+    app = create_app(
+        cluster, workers.endpoints, store.resolve(cluster.base.model), workers.decoders
+    )
     server = _Server(
         uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=GRACEFUL_STOP_S)
     )

@@ -21,6 +21,10 @@ Args = dict[str, ArgValue]
 PLUGIN = "prefillshare_server.vllm_plugin"
 
 _RESERVED = {
+    "enable-lora": "give roles an adapter",
+    "lora-modules": "set roles.<role>.adapter",
+    "max-lora-rank": "set lora.max_lora_rank",
+    "max-loras": "set lora.max_loras",
     "model": "set base.model or roles.<role>.model",
     "served-model-name": "set base.name, or name the role differently",
     "dtype": "set dtype, which is the same for all workers",
@@ -52,6 +56,15 @@ class SharedSettings:
     """Share of a GPU's memory per worker; None is vLLM's default."""
 
 
+@dataclass(frozen=True, slots=True)
+class Loras:
+    """Room for adapters on a worker that they share."""
+
+    most: int
+    """In one batch."""
+    max_rank: int
+
+
 def check_user_args(args: Mapping[str, ArgValue], where: str) -> None:
     """Raise ConfigError for arguments that the launcher sets itself."""
     problems = [
@@ -70,6 +83,7 @@ def worker_args(
     model: Path,
     served_name: str,
     user_args: Mapping[str, ArgValue],
+    loras: Loras | None = None,
 ) -> Args:
     """Every argument but the port; user arguments win over defaults."""
     check_user_args(user_args, f"args of {served_name}")
@@ -100,6 +114,12 @@ def worker_args(
             "scheduler-cls": f"{PLUGIN}.scheduler.{scheduler}",
             "enable-auto-tool-choice": True,
             "tool-call-parser": "hermes",
+        }
+    if loras is not None:
+        args |= {
+            "enable-lora": True,
+            "max-loras": loras.most,
+            "max-lora-rank": loras.max_rank,
         }
     return {**args, **user_args}
 

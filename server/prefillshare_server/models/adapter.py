@@ -49,8 +49,8 @@ def merged(base_dir: Path, adapter_dir: Path, progress: Progress | None = None) 
     Raises ConfigError when the adapter is none, damaged, or made for another shape of model, and
     when the disk is full.
     """
-    _require_lora(adapter_dir)
-    _require_shapes(base_dir, adapter_dir)
+    require_lora(adapter_dir)
+    require_shapes(base_dir, adapter_dir)
     notify = progress or silent
     target = home() / _key(base_dir, adapter_dir)
 
@@ -68,7 +68,8 @@ def merged(base_dir: Path, adapter_dir: Path, progress: Progress | None = None) 
     return directory
 
 
-def _require_lora(directory: Path) -> None:
+def require_lora(directory: Path) -> None:
+    """Raise ConfigError unless `directory` has a whole LoRA adapter."""
     if not (directory / CONFIG_FILE).is_file():
         full = (directory / "config.json").is_file()
         raise ConfigError(
@@ -102,7 +103,7 @@ def _require_lora(directory: Path) -> None:
         )
 
 
-def _require_shapes(base_dir: Path, adapter_dir: Path) -> None:
+def require_shapes(base_dir: Path, adapter_dir: Path) -> None:
     """Raise ConfigError for the first matrix that does not fit the base's.
 
     Modules whose name in the base's files is another one are left to peft.

@@ -74,7 +74,7 @@ class Account:
         attempts = [each for handoff in self._handoffs for each in (handoff, *handoff.later)]
         accounts = await asyncio.gather(*map(self._decode.account, attempts))
         for handoff, account in zip(attempts, accounts, strict=True):
-            self._metrics.decoded(handoff, account)
+            self._metrics.decoded(self._ask.role, handoff, account)
         self._note_resumes()
         self._note_decode(accounts)
         return self._reply.finish(self._usage(), self._report(accounts))
@@ -89,7 +89,8 @@ class Account:
         if session.last_role not in (None, role):
             self._metrics.switched(session.last_role or "", role)
         session.last_role = role
-        session.decode_workers[role] = firsts[0].worker.id
+        session.roles[role] = None
+        session.decode_workers[self._ask.decoder.pool] = firsts[0].worker.id
         totals = session.totals
         totals.calls += 1
         totals.prompt_tokens += self._prompt_tokens
@@ -113,7 +114,7 @@ class Account:
                 self._computed_tokens += again.computed_tokens
                 if self._session is not None:
                     self._session.totals.computed_tokens += again.computed_tokens
-                    self._session.decode_workers[self._ask.role] = again.worker.id
+                    self._session.decode_workers[self._ask.decoder.pool] = again.worker.id
 
     def _note_decode(self, accounts: Sequence[WorkerAccount]) -> None:
         session = self._session

@@ -1,4 +1,4 @@
-"""Reserves KV blocks on the role's decode workers for every sequence of a call.
+"""Reserves KV blocks on the decode workers of a role for every sequence of a call.
 
 A decode worker out of blocks has to throw an answer away. So a call starts only when the blocks of
 its prompts and answers are free by the router's own count, and waits in line for them otherwise.
@@ -40,16 +40,20 @@ class _Waiting:
     ask: Ask
     needs: Sequence[_Need]
     last: str | None
-    """The worker to take among equals."""
+    """The worker to take as long as it has room: it holds base KV of the session."""
     avoid: str | None
     """The worker to take only if no other is available."""
     granted: asyncio.Future[list[Reserved]] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
 
+    @property
+    def pool(self) -> str:
+        return self.ask.decoder.pool
+
 
 class Admission:
-    """First come, first served within a role: a big call is not passed by small ones.
+    """First come, first served within a pool: a big call is not passed by small ones.
 
     Only a call that no available replica could hold is, until the one comes back that could.
     """
@@ -75,7 +79,8 @@ class Admission:
         self.decoding: Counter[str] = Counter()
         """Answers each decode worker has room reserved for."""
         self._held: set[Reserved] = set()
-        self._lines: dict[str, deque[_Waiting]] = {role: deque() for role in placement.decode}
+        self._lines: dict[str, deque[_Waiting]] = {pool: deque() for pool in placement.decode}
+        """By pool."""
         health.listen(self._serve_all)
 
     @property
@@ -93,7 +98,7 @@ class Admission:
         given back. Raises RouterError: 400 for a sequence that fits no worker, 503 if none is
         available in time, 504 if none has room in time.
         """
-        last = session.decode_workers.get(ask.role) if session else None
+        last = session.decode_workers.get(ask.decoder.pool) if session else None
         sequences = [(prompt, choice) for prompt in prompts for choice in range(ask.n)]
         needs = [self._need(ask, prompt) for prompt, _ in sequences]
         places = await self._places(_Waiting(ask, needs, last, avoid=None))
@@ -121,19 +126,19 @@ class Admission:
         """Give back the reader's place, unless that was done before: its answer is complete."""
         self._give_back(reader.place)
 
-    def has_other(self, role: str, worker_id: str) -> bool:
-        """Whether a replica of `role` besides this one is available."""
+    def has_other(self, pool: str, worker_id: str) -> bool:
+        """Whether a worker of `pool` besides this one is available."""
         return any(
             worker.id != worker_id and self._health.available(worker.id)
-            for worker in self._placement.decode[role]
+            for worker in self._placement.decode[pool]
         )
 
     async def _places(self, waiting: _Waiting) -> list[Reserved]:
-        role = waiting.ask.role
+        pool = waiting.pool
         self._require_fit(waiting)
-        with self._metrics.queued(role):
-            self._lines[role].append(waiting)
-            self._serve(role)
+        with self._metrics.queued(waiting.ask.role):
+            self._lines[pool].append(waiting)
+            self._serve(pool)
             try:
                 if not waiting.granted.done():
                     # Does not cancel what it waits for, so nothing is granted and lost.
@@ -147,17 +152,17 @@ class Admission:
 
     def _step_out(self, waiting: _Waiting) -> None:
         """Leave no trace of a call that no longer waits."""
-        role = waiting.ask.role
         if not waiting.granted.done():
-            self._lines[role].remove(waiting)
-            self._serve(role)
+            self._lines[waiting.pool].remove(waiting)
+            self._serve(waiting.pool)
         elif waiting.granted.exception() is None:
             for place in waiting.granted.result():
                 self._give_back(place)
 
     def _refusal(self, waiting: _Waiting) -> RouterError:
         role = waiting.ask.role
-        replicas = [w for w in self._placement.decode[role] if self._could_hold(w, waiting)]
+        workers = self._placement.decode[waiting.pool]
+        replicas = [worker for worker in workers if self._could_hold(worker, waiting)]
         why = {worker.id: self._health.why_not(worker.id) for worker in replicas}
         if None in why.values():
             return queue_timeout(role, self._queue_s)
@@ -166,12 +171,12 @@ class Admission:
         return NoWorker(what, self._queue_s, reasons)
 
     def _serve_all(self) -> None:
-        for role in self._lines:
-            self._serve(role)
+        for pool in self._lines:
+            self._serve(pool)
 
-    def _serve(self, role: str) -> None:
+    def _serve(self, pool: str) -> None:
         """Let in from the head of the line whoever has room."""
-        line = self._lines[role]
+        line = self._lines[pool]
         for waiting in list(line):
             try:
                 # A worker may have come back with fewer blocks.
@@ -182,7 +187,7 @@ class Admission:
                 continue
             places = self._found(waiting)
             if places is None:
-                if any(self._could_hold(worker, waiting) for worker in self._available(role)):
+                if any(self._could_hold(worker, waiting) for worker in self._available(pool)):
                     return
                 continue
             for place in places:
@@ -190,8 +195,8 @@ class Admission:
             line.remove(waiting)
             waiting.granted.set_result(places)
 
-    def _available(self, role: str) -> list[WorkerEndpoint]:
-        return [w for w in self._placement.decode[role] if self._health.available(w.id)]
+    def _available(self, pool: str) -> list[WorkerEndpoint]:
+        return [w for w in self._placement.decode[pool] if self._health.available(w.id)]
 
     def _could_hold(self, worker: WorkerEndpoint, waiting: _Waiting) -> bool:
         """Whether each sequence would fit if the worker were idle."""
@@ -199,16 +204,16 @@ class Admission:
         return all(self._blocks(need, worker, least=True) <= capacity for need in waiting.needs)
 
     def _found(self, waiting: _Waiting) -> list[Reserved] | None:
-        """A free place for every need, or None. The fewest answers decide, then the last worker.
+        """A free place for every need, or None: on the worker that has base KV of the session, or
+        else where the fewest KV blocks are reserved.
 
         The needs of one call are never taken to exceed a whole worker: an idle one takes any call,
         whose sequences it then runs one after the other.
         """
-        available = self._available(waiting.ask.role)
+        available = self._available(waiting.pool)
         others = [w for w in available if w.id != waiting.avoid and self._could_hold(w, waiting)]
         ready = others or available
         asked: Counter[str] = Counter()
-        answers: Counter[str] = Counter()
         places = []
         for need in waiting.needs:
             fitting = []
@@ -224,15 +229,11 @@ class Admission:
                 return None
             worker = min(
                 fitting,
-                key=lambda w: (
-                    self.decoding[w.id] + answers[w.id],
-                    w.id != waiting.last,
-                ),
+                key=lambda w: (w.id != waiting.last, self.reserved[w.id] + asked[w.id]),
             )
             capacity = self._capacity(worker)
             before = min(asked[worker.id], capacity)
             asked[worker.id] += self._blocks(need, worker)
-            answers[worker.id] += 1
             places.append(Reserved(worker, min(asked[worker.id], capacity) - before))
         return places
 
@@ -248,7 +249,7 @@ class Admission:
         self._held.remove(place)
         self.decoding[place.worker.id] -= 1
         self._count(place.worker, -place.blocks)
-        self._serve(place.worker.role or "")
+        self._serve(place.worker.pool or "")
 
     def _count(self, worker: WorkerEndpoint, blocks: int) -> None:
         self.reserved[worker.id] += blocks
@@ -274,7 +275,7 @@ class Admission:
 
     def _require_fit(self, waiting: _Waiting) -> None:
         """Raise RouterError(400) if a need exceeds every replica, also those away just now."""
-        replicas = self._placement.decode[waiting.ask.role]
+        replicas = self._placement.decode[waiting.pool]
         largest = max(
             replicas, key=lambda w: self._capacity(w) * (self._health.facts[w.id].block_size or 1)
         )

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -29,23 +29,35 @@ from prefillshare_server.router.prefill import Prefill
 from prefillshare_server.router.prompt import Prompts
 from prefillshare_server.router.recovery import Recovery
 from prefillshare_server.router.respond import JSON, CallResponse, error_response
+from prefillshare_server.router.roles import Roles
 from prefillshare_server.router.sessions import Sessions
 from prefillshare_server.router.tokens import Tokens
-from prefillshare_server.router.topology import WorkerEndpoint
+from prefillshare_server.router.topology import Decoder, WorkerEndpoint
 from prefillshare_server.router.workers import Workers
 
 _SWEEP_S = 10.0
 _PROBE_S = 5.0
 
 
-def create_app(cluster: Cluster, workers: Sequence[WorkerEndpoint], base_dir: Path) -> Starlette:
+def create_app(
+    cluster: Cluster,
+    workers: Sequence[WorkerEndpoint],
+    base_dir: Path,
+    decoders: Mapping[str, Decoder] | None = None,
+) -> Starlette:
     """The application over running `workers`. `base_dir` has the base's tokenizer and template.
 
+    `decoders` speak for the roles; without them each role has the workers of the pool of its name.
     Raises ConfigError if the base cannot be rendered or tokenised, or a kind of worker is missing.
     """
     max_model_len = cluster.max_model_len or checkpoint.context_length(base_dir)
     router = _router(cluster, workers, base_dir, max_model_len)
-    api = _Api(cluster, workers, router, max_model_len)
+    if decoders is None:
+        decoders = {
+            name: Decoder(name, pool[0].model) for name, pool in router.placement.decode.items()
+        }
+    roles = Roles(cluster, base_dir, decoders, router.placement, router.health, router.workers)
+    api = _Api(cluster, workers, router, roles, max_model_len)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -64,6 +76,9 @@ def create_app(cluster: Cluster, workers: Sequence[WorkerEndpoint], base_dir: Pa
             Route("/v1/models", api.models),
             Route("/v1/sessions/{id:path}", api.session, methods=["GET"]),
             Route("/v1/sessions/{id:path}", api.end_session, methods=["DELETE"]),
+            Route("/v1/roles", api.roles),
+            Route("/v1/roles/{name}", api.set_role, methods=["PUT"]),
+            Route("/v1/roles/{name}", api.remove_role, methods=["DELETE"]),
             Route("/v1/workers", api.workers),
             Route("/v1/workers/{id}/drain", api.drain, methods=["POST"]),
             Route("/v1/workers/{id}/drain", api.undrain, methods=["DELETE"]),
@@ -93,7 +108,7 @@ def _router(
             Problem(
                 "router",
                 f"{len(placement.prefill)} prefill workers and decode workers for "
-                f"{len(placement.decode)} roles",
+                f"{len(placement.decode)} pools",
                 "start at least one of each",
             )
         )
@@ -141,12 +156,14 @@ class _Api:
         cluster: Cluster,
         workers: Sequence[WorkerEndpoint],
         router: Router,
+        roles: Roles,
         max_model_len: int,
     ) -> None:
         self._base_name = cluster.base.name
         self._max_body_mb = cluster.router.max_body_mb
         self._workers = workers
         self._router = router
+        self._roles = roles
         self._max_model_len = max_model_len
         self._created = int(time.time())
 
@@ -165,13 +182,13 @@ class _Api:
             kind,
             body,
             request.headers,
-            roles=self._router.placement.roles,
+            roles=self._roles.decoders,
             base_name=self._base_name,
         )
         return CallResponse(self._router, ask)
 
     async def models(self, _: Request) -> Response:
-        cards = [self._card(role, "role") for role in self._router.placement.roles]
+        cards = [self._card(role, "role") for role in self._roles.decoders]
         return JSON({"object": "list", "data": [*cards, self._card(self._base_name, "base")]})
 
     def _card(self, name: str, kind: str) -> dict[str, Any]:
@@ -196,6 +213,19 @@ class _Api:
         if not self._router.sessions.end(session_id):
             raise unknown_session(session_id)
         return JSON({"id": session_id, "object": "prefillshare.session.deleted", "deleted": True})
+
+    async def roles(self, _: Request) -> Response:
+        return JSON({"object": "list", "data": self._roles.report()})
+
+    async def set_role(self, request: Request) -> Response:
+        """Add a role, or give it another adapter. Calls that run keep the one they began with."""
+        body = await _body(request, self._max_body_mb)
+        return JSON(await self._roles.set(request.path_params["name"], body))
+
+    async def remove_role(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        self._roles.remove(name)
+        return JSON({"id": name, "object": "prefillshare.role.deleted", "deleted": True})
 
     async def workers(self, _: Request) -> Response:
         data = [self._worker(worker) for worker in self._workers]
@@ -224,7 +254,8 @@ class _Api:
             "id": worker.id,
             "object": "prefillshare.worker",
             "phase": worker.phase,
-            "role": worker.role,
+            "pool": worker.pool,
+            "roles": self._roles.served_by(worker),
             "state": router.health.state(worker.id),
             "reason": router.health.why_not(worker.id),
             "in_flight": in_flight,

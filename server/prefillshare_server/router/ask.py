@@ -11,6 +11,7 @@ from pydantic_core import from_json
 
 from prefillshare_server.router.errors import bad_request, base_is_not_a_role, unknown_role
 from prefillshare_server.router.identity import Identity, identify
+from prefillshare_server.router.topology import Decoder
 
 Kind = Literal["chat", "completions"]
 
@@ -44,6 +45,8 @@ class Ask:
     kind: Kind
     body: Mapping[str, Any]
     role: str
+    decoder: Decoder
+    """Speaks for the role to the end of this call, whatever becomes of the role meanwhile."""
     who: Identity
     n: int
     stream: bool
@@ -75,7 +78,12 @@ class Ask:
 
 
 def parse(
-    kind: Kind, raw: bytes, headers: Mapping[str, str], *, roles: Collection[str], base_name: str
+    kind: Kind,
+    raw: bytes,
+    headers: Mapping[str, str],
+    *,
+    roles: Mapping[str, Decoder],
+    base_name: str,
 ) -> Ask:
     """Read a request. `headers` is case-insensitive.
 
@@ -92,6 +100,7 @@ def parse(
         kind=kind,
         body=body,
         role=role,
+        decoder=roles[role],
         who=identify(headers, body),
         n=_choices(body.get("n")),
         stream=_flag(body.get("stream"), "stream"),

@@ -188,7 +188,7 @@ class Decode:
         reader = handoff.reader
         body = {
             **ask.body,
-            "model": handoff.worker.model,
+            "model": ask.decoder.model,
             "n": 1,
             "return_token_ids": True,
             "kv_transfer_params": dict(handoff.params),

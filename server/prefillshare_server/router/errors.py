@@ -108,6 +108,11 @@ def bad_request(message: str, param: str | None, code: str = "invalid_value") ->
     return RouterError(400, message, type="invalid_request_error", code=code, param=param)
 
 
+def conflict(message: str) -> RouterError:
+    """409: the cluster is not made for that."""
+    return RouterError(409, message, type="invalid_request_error", code="conflict")
+
+
 def body_too_large(limit_mb: int) -> RouterError:
     """413: more bytes than the router reads."""
     return RouterError(

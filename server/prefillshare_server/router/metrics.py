@@ -161,11 +161,11 @@ class Metrics:
         """A context did not extend its session's."""
         self._breaks.labels(model).inc()
 
-    def decoded(self, handoff: Handoff, account: WorkerAccount) -> None:
-        """A decode worker's account of an attempt that ended."""
+    def decoded(self, role: str, handoff: Handoff, account: WorkerAccount) -> None:
+        """A decode worker's account of an attempt of `role` that ended."""
         worker = handoff.worker
         own = account.prompt_tokens_computed or 0
-        self._handoff_bytes.labels(worker.role or "", worker.id).inc(account.handoff_bytes or 0)
+        self._handoff_bytes.labels(role, worker.id).inc(account.handoff_bytes or 0)
         self._base_received.labels(worker.id).inc(account.base_tokens_received or 0)
         self._base_reused.labels(worker.id).inc(account.base_tokens_reused or 0)
         self._own_prompt.labels(worker.id).inc(own)

@@ -42,20 +42,16 @@ class Placement:
     ) -> None:
         self.prefill = [worker for worker in workers if worker.phase == "prefill"]
         self.decode: dict[str, list[WorkerEndpoint]] = {}
+        """By pool."""
         for worker in workers:
-            if worker.phase == "decode" and worker.role is not None:
-                self.decode.setdefault(worker.role, []).append(worker)
+            if worker.phase == "decode" and worker.pool is not None:
+                self.decode.setdefault(worker.pool, []).append(worker)
         self.prefilling: Counter[str] = Counter()
         """Prompt tokens each prefill worker has in hand and not in its cache, as far as known."""
         self._pinned = pinned
         self._available = available
         """Whether new calls may go to a worker, by its id."""
         self._hard = affinity == "hard"
-
-    @property
-    def roles(self) -> list[str]:
-        """Roles with at least one decode worker."""
-        return list(self.decode)
 
     def place_prefill(
         self, pin: str | None, *, sessionless: bool, tried: Collection[str] = ()

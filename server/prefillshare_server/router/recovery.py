@@ -75,7 +75,9 @@ class Recovery:
 
     def _can_go_on(self, ask: Ask, handoff: Handoff, broken: Interrupted) -> bool:
         """A worker that is silent may only be slow: asking it again would slow it down further."""
-        return not broken.silent or self._admission.has_other(ask.role, handoff.reader.worker.id)
+        return not broken.silent or self._admission.has_other(
+            ask.decoder.pool, handoff.reader.worker.id
+        )
 
     async def _again(
         self, ask: Ask, session: Session | None, first: Handoff, broken: Interrupted, generated: int

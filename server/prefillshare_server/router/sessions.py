@@ -44,8 +44,10 @@ class Session:
     placing: str | None = None
     """Where the first prefill is running: calls that start meanwhile go there too."""
     totals: Totals = field(default_factory=Totals)
+    roles: dict[str, None] = field(default_factory=dict)
+    """In order of their first call."""
     decode_workers: dict[str, str] = field(default_factory=dict)
-    """The last one per role, in order of the roles' first call."""
+    """By pool, the last one: it holds base KV of the session."""
     tails: set[tuple[str, int]] = field(default_factory=set)
     """(role, hash of its instructions and tools) that were prefilled before."""
     last_role: str | None = None
@@ -75,7 +77,7 @@ class Session:
             "id": self.id,
             "object": "prefillshare.session",
             **asdict(self.totals),
-            "roles": list(self.decode_workers),
+            "roles": list(self.roles),
             "prefill_worker": self.prefill_worker,
         }
 

@@ -15,14 +15,15 @@ class WorkerEndpoint:
 
     phase: Phase
 
-    role: str | None
-    """The role a decode worker serves; None for a prefill worker, which serves every role."""
+    pool: str | None
+    """The decode workers it is one of: those of one role, by its name, or those that adapters
+    share. None for a prefill worker, which serves every role."""
 
     url: str
     """`http://host:port` without a trailing slash."""
 
     model: str
-    """The served model name to put into requests to this worker."""
+    """The name its own weights are served under."""
 
     block_size: int = 0
     """Tokens per KV block; 0 when not known."""
@@ -32,3 +33,14 @@ class WorkerEndpoint:
 
     num_blocks: int = 0
     """KV blocks of this worker; 0 when not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decoder:
+    """Who speaks for a role."""
+
+    pool: str
+    """Which decode workers."""
+
+    model: str
+    """What they call its weights: the `model` of requests to them."""

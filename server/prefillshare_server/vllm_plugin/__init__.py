@@ -43,6 +43,7 @@ def register() -> None:
         return
     require_supported_vllm()
 
+    from prefillshare_server.vllm_plugin.adapters import ADAPTERS_ENV, install_adapters
     from prefillshare_server.vllm_plugin.engine_calls import install_engine_calls
     from prefillshare_server.vllm_plugin.engine_loop import install_calm_engine_loop
     from prefillshare_server.vllm_plugin.engine_start import FORK_ENGINE_ENV, fork_engine_process
@@ -52,5 +53,12 @@ def register() -> None:
     forks_die_with_parent()
     install_calm_engine_loop()
     install_engine_calls()
+    if ADAPTERS_ENV in os.environ:
+        from prefillshare_server.vllm_plugin.adapter_blocks import install_adapter_free_base_blocks
+        from prefillshare_server.vllm_plugin.adapter_ops import install_adapter_ops
+
+        install_adapters()
+        install_adapter_free_base_blocks()
+        install_adapter_ops()
     if FORK_ENGINE_ENV in os.environ:
         fork_engine_process()

@@ -28,6 +28,13 @@ class Call(BaseModel):
     """X-Request-Id of the call at this worker."""
 
 
+class Adapter(BaseModel):
+    """Body of `POST /prefillshare/adapters`."""
+
+    name: str
+    """See adapters.py."""
+
+
 class PrefillShareEndpoints:
     """Implements vLLM's `EndpointPlugin` protocol."""
 
@@ -36,6 +43,7 @@ class PrefillShareEndpoints:
 
     def __init__(self) -> None:
         self._engine: Any = None
+        self._state: Any = None
         self._calls = CallLog()
         self._begun = Begun()
         self._info: dict[str, Any] = {}
@@ -46,10 +54,12 @@ class PrefillShareEndpoints:
         app.add_api_route("/prefillshare/calls/{request_id}", self._get_call, methods=["GET"])
         app.add_api_route("/prefillshare/release", self._release, methods=["POST"], status_code=204)
         app.add_api_route("/prefillshare/abandon", self._abandon, methods=["POST"])
+        app.add_api_route("/prefillshare/adapters", self._load_adapter, methods=["POST"])
         app.add_middleware(AdmissionMiddleware)
 
     async def init_state(self, engine_client: Any, state: State, args: Namespace) -> None:
         self._engine = engine_client
+        self._state = state
         config = engine_client.vllm_config
         decode = config.kv_transfer_config.kv_role == "kv_consumer"
         block_bytes = await engine_client.collective_rpc("prefillshare_block_bytes")
@@ -92,6 +102,13 @@ class PrefillShareEndpoints:
                 "or was read before.",
             )
         return account
+
+    async def _load_adapter(self, body: Adapter) -> dict[str, str]:
+        """Load an adapter before the first request that names it; nothing if it is loaded."""
+        found = await self._state.openai_serving_models.resolve_lora(body.name)
+        if (error := getattr(found, "error", None)) is not None:
+            raise HTTPException(error.code, error.message)
+        return {"name": body.name}
 
     async def _release(self, body: Call) -> Response:
         """Give up a prefill, in whatever state it is: nobody will read it, or not any more."""

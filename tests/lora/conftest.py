@@ -1,0 +1,74 @@
+"""One cluster on real vLLM engines whose adapters share two decode workers."""
+
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import openai
+import pytest
+
+from prefillshare_server.config import Cluster
+from prefillshare_server.models import store
+from tests.adapters import write_adapter
+from tests.served import Served, serve_in_thread
+
+CLUSTER = """\
+version: 1
+base: {{model: tiny-base}}
+roles:
+  planner: {{adapter: {planner}}}
+  solver: {{adapter: {solver}}}
+  critic: {{model: tiny-base}}
+  judge: {{model: tiny-a}}
+lora: {{replicas: 2, max_lora_rank: 16}}
+dtype: float32
+max_model_len: 4096
+kv: {{blocks: 512}}
+timeouts: {{start_s: 240}}
+allow_untrained: true
+"""
+
+
+@pytest.fixture(scope="package")
+def adapters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Adapters that differ in rank and in the layers they adapt."""
+    base_dir, folder = store.build("tiny-base"), tmp_path_factory.mktemp("adapters")
+    every = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    return {
+        "planner": write_adapter(base_dir, folder / "planner", seed=1, rank=4),
+        "solver": write_adapter(base_dir, folder / "solver", seed=2, rank=16, targets=every),
+        "late": write_adapter(base_dir, folder / "late", seed=3, rank=8, targets=("up_proj",)),
+    }
+
+
+@pytest.fixture(scope="package")
+def served(adapters: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """The running cluster; started once, stopped after the last test of this folder."""
+    folder = tmp_path_factory.mktemp("lora-cluster")
+    path = folder / "cluster.yaml"
+    path.write_text(CLUSTER.format(**adapters))
+    with serve_in_thread(Cluster.load(path), log_dir=folder / "logs") as running:
+        yield running
+
+
+@pytest.fixture(scope="package")
+def decoders(adapters: dict[str, Path]) -> dict[str, Path]:
+    """Weights by role, as the reference loads them."""
+    base_dir = store.resolve("tiny-base")
+    return {**adapters, "base": base_dir, "critic": base_dir, "judge": store.resolve("tiny-a")}
+
+
+@pytest.fixture
+def client(served: Served) -> Iterator[openai.OpenAI]:
+    """A plain openai client on the router."""
+    with openai.OpenAI(base_url=f"{served.url}/v1", api_key="local", max_retries=0) as plain:
+        yield plain
+
+
+@pytest.fixture
+def new_session() -> Callable[[], str]:
+    """Fresh session ids, different in every test and run."""
+    return lambda: f"lora-session-{next(_NUMBERS)}"
+
+
+_NUMBERS = itertools.count()
