@@ -247,6 +247,9 @@ class Cluster(_Section):
     """A whole cluster: one base, its prefill workers, and a decoder per role."""
 
     version: Literal[1] = 1
+    mode: Literal["disaggregated", "colocated"] = "disaggregated"
+    """``colocated``: each engine prefills with the base's weights and decodes with adapters; there
+    are ``prefill.replicas`` of them, and no other workers."""
     base: Base
     prefill: PrefillPool = PrefillPool()
     roles: dict[RoleName, Role] = Field(min_length=1)
@@ -282,6 +285,27 @@ class Cluster(_Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _colocated_can_be_served(self) -> Self:
+        if self.mode == "disaggregated":
+            return self
+        for name, role in self.roles.items():
+            if role.merge:
+                raise ValueError(
+                    f"role {name!r} has merge: true, which needs workers of its own; remove it, or "
+                    "set mode: disaggregated"
+                )
+        if self.router.affinity == "hard":
+            raise ValueError(
+                "router.affinity is hard, but in mode colocated a session may move to the engine "
+                "that has room; set it to soft, or mode: disaggregated"
+            )
+        if "replicas" in self.lora.model_fields_set:
+            raise ValueError(
+                "lora.replicas: mode colocated has no such workers; set prefill.replicas"
+            )
+        return self
+
     @property
     def pooled(self) -> dict[str, Role]:
         """The roles whose adapters share workers."""
@@ -290,7 +314,12 @@ class Cluster(_Section):
     @property
     def has_lora_pool(self) -> bool:
         """Whether there are workers that adapters share: for those here, or for later ones."""
-        return bool(self.pooled) or "lora" in self.model_fields_set
+        return self.colocated or bool(self.pooled) or "lora" in self.model_fields_set
+
+    @property
+    def colocated(self) -> bool:
+        """Whether engines prefill and decode."""
+        return self.mode == "colocated"
 
     @classmethod
     def load(cls, path: Path, overrides: Mapping[str, Any] | None = None) -> Cluster:

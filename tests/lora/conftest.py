@@ -1,4 +1,4 @@
-"""One cluster on real vLLM engines whose adapters share two decode workers."""
+"""Clusters on real vLLM engines whose roles are adapters: on two decode workers, in one engine."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -12,21 +12,27 @@ from prefillshare_server.models import store
 from tests.adapters import write_adapter
 from tests.served import Served, serve_in_thread
 
-CLUSTER = """\
+COMMON = """\
 version: 1
 base: {{model: tiny-base}}
 roles:
   planner: {{adapter: {planner}}}
   solver: {{adapter: {solver}}}
   critic: {{model: tiny-base}}
-  judge: {{model: tiny-a}}
-lora: {{replicas: 2, max_lora_rank: 16}}
 dtype: float32
 max_model_len: 4096
 kv: {{blocks: 512}}
 timeouts: {{start_s: 240}}
 allow_untrained: true
 """
+
+CLUSTERS = {
+    "disaggregated": COMMON.replace("dtype:", "  judge: {{model: tiny-a}}\ndtype:")
+    + "lora: {{replicas: 2, max_lora_rank: 16}}\n",
+    # Prompts run in chunks.
+    "colocated": COMMON
+    + "mode: colocated\nlora: {{max_lora_rank: 16, args: {{max-num-batched-tokens: 128}}}}\n",
+}
 
 
 @pytest.fixture(scope="package")
@@ -41,14 +47,24 @@ def adapters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }
 
 
-@pytest.fixture(scope="package")
-def served(adapters: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """The running cluster; started once, stopped after the last test of this folder."""
-    folder = tmp_path_factory.mktemp("lora-cluster")
+@pytest.fixture(scope="package", params=["disaggregated", "colocated"])
+def served(
+    request: pytest.FixtureRequest,
+    adapters: dict[str, Path],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Served]:
+    """The running cluster; started once, stopped after the last test of this folder in its mode."""
+    folder = tmp_path_factory.mktemp(request.param)
     path = folder / "cluster.yaml"
-    path.write_text(CLUSTER.format(**adapters))
+    path.write_text(CLUSTERS[request.param].format(**adapters))
     with serve_in_thread(Cluster.load(path), log_dir=folder / "logs") as running:
         yield running
+
+
+@pytest.fixture
+def colocated(served: Served) -> bool:
+    """Whether one engine does everything."""
+    return served.workers[0].phase == "colocated"
 
 
 @pytest.fixture(scope="package")
@@ -56,6 +72,12 @@ def decoders(adapters: dict[str, Path]) -> dict[str, Path]:
     """Weights by role, as the reference loads them."""
     base_dir = store.resolve("tiny-base")
     return {**adapters, "base": base_dir, "critic": base_dir, "judge": store.resolve("tiny-a")}
+
+
+@pytest.fixture
+def served_roles(client: openai.OpenAI) -> list[str]:
+    """Every role of the cluster."""
+    return [model.id for model in client.models.list() if model.id != "base"]
 
 
 @pytest.fixture

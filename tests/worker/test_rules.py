@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from prefillshare_server.launch.process import reason_in
-from prefillshare_server.vllm_plugin.admission import Admission
+from prefillshare_server.vllm_plugin.admission import Admission, judge_handoffs
 from prefillshare_server.vllm_plugin.calls import (
     BEGUN_CAPACITY,
     CAPACITY,
@@ -51,7 +51,7 @@ def params(**changes: Any) -> dict[str, Any]:
 
 def judged(body: dict[str, Any]) -> str | None:
     """Code of the refusal, None when admitted."""
-    refused = Admission(RULES, Begun()).refusal(json.dumps(body).encode())
+    refused = Admission(judge_handoffs(RULES), Begun()).refusal(json.dumps(body).encode())
     return refused.code if refused is not None else None
 
 
@@ -78,7 +78,7 @@ def test_an_incomplete_handoff_is_no_handoff(broken: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"n": "two"}'])
 def test_what_cannot_be_judged_is_left_to_vllm(body: bytes) -> None:
-    assert Admission(RULES, Begun()).refusal(body) is None
+    assert Admission(judge_handoffs(RULES), Begun()).refusal(body) is None
 
 
 def test_a_lease_must_outlast_the_first_heartbeat() -> None:
@@ -211,11 +211,11 @@ def test_a_call_that_began_cannot_be_kept_from_the_engine() -> None:
 def test_given_up_calls_are_refused_before_vllm_sees_them() -> None:
     begun, body = Begun(), json.dumps({"kv_transfer_params": params()}).encode()
     begun.give_up("a")
-    refused = Admission(RULES, begun).refusal(body, "a")
+    refused = Admission(judge_handoffs(RULES), begun).refusal(body, "a")
     assert refused is not None
     assert (refused.code, refused.retryable) == ("call_given_up", False)
-    assert Admission(RULES, begun).refusal(body, "b") is None
-    assert Admission(RULES, begun).refusal(body) is None
+    assert Admission(judge_handoffs(RULES), begun).refusal(body, "b") is None
+    assert Admission(judge_handoffs(RULES), begun).refusal(body) is None
 
 
 def test_what_is_known_of_calls_is_bounded() -> None:

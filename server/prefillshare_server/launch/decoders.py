@@ -21,6 +21,15 @@ def _decoder(cluster: Cluster, name: str, role: Role, base_dir: Path) -> Decoder
         return Decoder(LORA_POOL, pooled_adapter.pooled(base_dir, store.resolve(role.decoder.ref)))
     if cluster.has_lora_pool and _is_base(role, base_dir):
         return Decoder(LORA_POOL, cluster.base.name)
+    if cluster.colocated:
+        raise ConfigError(
+            Problem(
+                f"roles.{name}.model",
+                f"{role.decoder.ref} are weights of their own, and mode colocated serves adapters "
+                "of the base, and the base itself",
+                "give the role an adapter, or set mode: disaggregated",
+            )
+        )
     return Decoder(name, name)
 
 

@@ -192,21 +192,20 @@ class LocalCluster:
                 await warm_up_pair(*pair, http, answer_s=_WARM_UP_AGAIN_S)
 
         up = {name for name, other in self._workers.items() if other.running and other.serving}
-        await _all([attempt(o) for o in self._endpoints if o.phase != worker.phase and o.id in up])
+        await _all([attempt(other) for other in self._partners(worker) if other.id in up])
         if not self._workers[worker.id].running:
             raise self._workers[worker.id].failure()
 
     async def _warm_up(self, http: aiohttp.ClientSession, unready: list[str]) -> None:
         """Decode workers warm up side by side, each with one prefill worker after another."""
-        prefill = [endpoint for endpoint in self._endpoints if endpoint.phase == "prefill"]
-        decode = [endpoint for endpoint in self._endpoints if endpoint.phase == "decode"]
+        decode = [endpoint for endpoint in self._endpoints if endpoint.phase != "prefill"]
 
         def ready(worker: WorkerEndpoint) -> None:
             unready.remove(worker.id)
             self._on_event(worker.id, "ready", worker.url)
 
         async def warm_up_decode(worker: WorkerEndpoint) -> None:
-            for other in prefill:
+            for other in self._partners(worker):
                 await self._warm_up_pair(other, worker, http)
             if worker.pool == LORA_POOL:
                 await self._load_adapters(worker, http)
@@ -215,8 +214,15 @@ class LocalCluster:
         for endpoint in self._endpoints:
             self._on_event(endpoint.id, "warming", endpoint.url)
         await _all([warm_up_decode(worker) for worker in decode])
-        for worker in prefill:
-            ready(worker)
+        for worker in self._endpoints:
+            if worker.phase == "prefill":
+                ready(worker)
+
+    def _partners(self, worker: WorkerEndpoint) -> list[WorkerEndpoint]:
+        """Those that it answers calls with; a colocated engine does so alone."""
+        if worker.phase == "colocated":
+            return [worker]
+        return [other for other in self._endpoints if other.phase != worker.phase]
 
     async def _warm_up_pair(
         self, prefill: WorkerEndpoint, decode: WorkerEndpoint, http: aiohttp.ClientSession

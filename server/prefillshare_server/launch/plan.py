@@ -32,7 +32,7 @@ from prefillshare_server.launch.vllm_args import (
 )
 from prefillshare_server.models import checkpoint, pooled_adapter, store
 from prefillshare_server.router.topology import Phase, WorkerEndpoint
-from prefillshare_server.vllm_plugin import WORKER_ENV
+from prefillshare_server.vllm_plugin import COLOCATED_ENV, WORKER_ENV
 from prefillshare_server.vllm_plugin.adapters import ADAPTERS_ENV
 from prefillshare_server.vllm_plugin.contract import BaseContract
 from prefillshare_server.vllm_plugin.engine_start import FORK_ENGINE_ENV
@@ -98,6 +98,10 @@ class _Pool:
     loras: Loras | None = None
 
 
+_NAMES: Mapping[Phase, str] = {"prefill": "prefill", "colocated": "engine"}
+"""Of workers that are no decode workers."""
+
+
 def plan(
     cluster: Cluster, *, log_dir: Path, hardware: Hardware | None = None
 ) -> tuple[WorkerSpec, ...]:
@@ -122,7 +126,7 @@ def plan(
             loras=pool.loras,
         )
         for replica in range(pool.replicas):
-            name = f"{pool.name or 'prefill'}-{replica}"
+            name = f"{_NAMES.get(pool.phase, pool.name)}-{replica}"
             specs.append(
                 WorkerSpec(
                     name=name,
@@ -134,7 +138,7 @@ def plan(
                     side_channel_port=ports.pop(),
                     argv=tuple(to_argv(args)),
                     env=_environment(name, args, settings, hardware, len(specs), workers)
-                    | (_adapters() if pool.loras else {}),
+                    | (_adapters(pool) if pool.loras else {}),
                     log=log_dir / f"{name}.log",
                 )
             )
@@ -145,19 +149,20 @@ def _pools(cluster: Cluster) -> list[_Pool]:
     check_user_args(cluster.prefill.args, "prefill.args")
     check_user_args(cluster.decode.args, "decode.args")
     base = store.resolve(cluster.base.model)
-    pools = [
-        _Pool(
-            "prefill", None, base, cluster.base.name, cluster.prefill.replicas, cluster.prefill.args
-        )
-    ]
+    speakers = decoders(cluster, base)
+    name, args = cluster.base.name, cluster.prefill.args
+    loras = None
     if cluster.has_lora_pool:
         check_user_args(cluster.lora.args, "lora.args")
-        args = {**cluster.decode.args, **cluster.lora.args}
         loras = Loras(max_loras(cluster), max_lora_rank(cluster))
-        pools.append(
-            _Pool("decode", LORA_POOL, base, cluster.base.name, cluster.lora.replicas, args, loras)
-        )
-    for role, decoder in decoders(cluster, base).items():
+    if cluster.colocated:
+        args = {**args, **cluster.decode.args, **cluster.lora.args}
+        return [_Pool("colocated", LORA_POOL, base, name, cluster.prefill.replicas, args, loras)]
+    pools = [_Pool("prefill", None, base, name, cluster.prefill.replicas, args)]
+    if loras is not None:
+        args = {**cluster.decode.args, **cluster.lora.args}
+        pools.append(_Pool("decode", LORA_POOL, base, name, cluster.lora.replicas, args, loras))
+    for role, decoder in speakers.items():
         if decoder.pool != role:
             continue
         settings = cluster.roles[role]
@@ -243,12 +248,12 @@ def _environment(
     return env
 
 
-def _adapters() -> dict[str, str]:
+def _adapters(pool: _Pool) -> dict[str, str]:
     return {
         ADAPTERS_ENV: str(pooled_adapter.home()),
         # An adapter is loaded when a request first names it.
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
-    }
+    } | ({COLOCATED_ENV: "1"} if pool.phase == "colocated" else {})
 
 
 def _gpus_of(index: int, args: Args, hardware: Hardware) -> str:

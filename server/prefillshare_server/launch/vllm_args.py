@@ -29,6 +29,7 @@ _RESERVED = {
     "served-model-name": "set base.name, or name the role differently",
     "dtype": "set dtype, which is the same for all workers",
     "max-model-len": "set max_model_len, which is the same for all workers",
+    "additional-config": "it carries what the base's KV must be",
     "block-size": "set kv.block_size, which is the same for all workers",
     "host": "workers listen on the loopback interface only",
     "port": "the launcher chooses free ports",
@@ -98,7 +99,6 @@ def worker_args(
         "enable-prefix-caching": True,
         "enable-prompt-tokens-details": True,
         "disable-uvicorn-access-log": True,
-        "kv-transfer-config": json.dumps(_kv_transfer_config(settings, phase)),
         "worker-extension-cls": f"{PLUGIN}.kv_info.KVInfo",
     }
     if settings.on_cpu:
@@ -108,10 +108,13 @@ def worker_args(
         args["num-gpu-blocks-override"] = settings.blocks
     if settings.gpu_memory_utilization is not None:
         args["gpu-memory-utilization"] = settings.gpu_memory_utilization
-    if phase == "decode":
-        scheduler = "PrefillShareScheduler" if settings.on_cpu else "PrefillShareAsyncScheduler"
+    if phase == "colocated":
+        args["additional-config"] = json.dumps({PARAMS_KEY: contract.to_dict()})
+    else:
+        args["kv-transfer-config"] = json.dumps(_kv_transfer_config(settings, phase))
+    if phase != "prefill":
         args |= {
-            "scheduler-cls": f"{PLUGIN}.scheduler.{scheduler}",
+            "scheduler-cls": f"{PLUGIN}.{_scheduler(phase, settings.on_cpu)}",
             "enable-auto-tool-choice": True,
             "tool-call-parser": "hermes",
         }
@@ -122,6 +125,12 @@ def worker_args(
             "max-lora-rank": loras.max_rank,
         }
     return {**args, **user_args}
+
+
+def _scheduler(phase: Phase, on_cpu: bool) -> str:
+    if phase == "colocated":
+        return "colocated.ColocatedScheduler" if on_cpu else "colocated.ColocatedAsyncScheduler"
+    return "scheduler.PrefillShareScheduler" if on_cpu else "scheduler.PrefillShareAsyncScheduler"
 
 
 def _kv_transfer_config(settings: SharedSettings, phase: Phase) -> dict[str, object]:

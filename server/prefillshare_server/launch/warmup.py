@@ -27,11 +27,14 @@ async def warm_up_pair(
 ) -> None:
     """One call through both workers. Raises aiohttp.ClientError when either refuses it.
 
-    Each of the two may take `answer_s`.
+    Each of the two may take `answer_s`. They are the same one where an engine does both.
     """
     # One whole block to hand off and a token in the next; the ids exist in every vocabulary.
     prompt = [1 + index % 200 for index in range(prefill.block_size + 2)]
     call = _Call(http, f"warmup-{uuid4().hex}", {"prompt": prompt, "temperature": 0}, answer_s)
+    if prefill.phase == "colocated":
+        await call.complete(decode, max_tokens=2, logprobs=1)
+        return
     try:
         answer = await call.complete(
             prefill,

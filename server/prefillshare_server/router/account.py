@@ -42,12 +42,14 @@ class Account:
         self._handoffs = handoffs
         self._tallies = {handoff: Tally() for handoff in handoffs}
         self._reply = StreamReply(ask, len(handoffs)) if ask.stream else WholeReply(ask)
-        firsts = [handoff for handoff in handoffs if handoff.reader.choice == 0]
-        self._prompt_tokens = sum(len(handoff.reader.prompt.ids) for handoff in firsts)
-        self._cached_tokens = sum(handoff.cached_tokens for handoff in firsts)
-        self._computed_tokens = sum(handoff.computed_tokens for handoff in handoffs)
-        self._broken = firsts[0].reader.prompt.broken
-        self._note_prefill(firsts)
+        self._firsts = [handoff for handoff in handoffs if handoff.reader.choice == 0]
+        self._prompt_tokens = sum(len(handoff.reader.prompt.ids) for handoff in self._firsts)
+        self._cached_tokens = self._computed_tokens = 0
+        self._counted = all(handoff.cached_tokens is not None for handoff in handoffs)
+        self._broken = self._firsts[0].reader.prompt.broken
+        self._note_prefill()
+        if self._counted:
+            self._count()
 
     def head(self) -> Head:
         """The response headers; sent before the first token."""
@@ -57,9 +59,10 @@ class Account:
             "X-PrefillShare-Prefill-Worker": report["prefill_worker"],
             "X-PrefillShare-Decode-Worker": report["decode_worker"],
             "X-PrefillShare-Affinity": report["affinity"],
-            "X-PrefillShare-Cached-Tokens": str(self._cached_tokens),
-            "X-PrefillShare-Computed-Tokens": str(self._computed_tokens),
         }
+        if self._counted:
+            headers["X-PrefillShare-Cached-Tokens"] = str(self._cached_tokens)
+            headers["X-PrefillShare-Computed-Tokens"] = str(self._computed_tokens)
         if self._session is not None:
             headers["X-PrefillShare-Session"] = self._session.id
         return Head(headers)
@@ -75,11 +78,25 @@ class Account:
         accounts = await asyncio.gather(*map(self._decode.account, attempts))
         for handoff, account in zip(attempts, accounts, strict=True):
             self._metrics.decoded(self._ask.role, handoff, account)
+            if handoff.cached_tokens is None:
+                handoff.cached_tokens = account.base_tokens_reused
+                self._metrics.prefilled(handoff)
+        if not self._counted:
+            self._count()
         self._note_resumes()
         self._note_decode(accounts)
         return self._reply.finish(self._usage(), self._report(accounts))
 
-    def _note_prefill(self, firsts: Sequence[Handoff]) -> None:
+    def _count(self) -> None:
+        """Add up what was cached and what was computed, as far as it is known."""
+        self._cached_tokens = sum(handoff.cached_tokens or 0 for handoff in self._firsts)
+        self._computed_tokens = sum(handoff.computed_tokens for handoff in self._handoffs)
+        if self._session is not None:
+            self._session.totals.cached_tokens += self._cached_tokens
+            self._session.totals.computed_tokens += self._computed_tokens
+
+    def _note_prefill(self) -> None:
+        firsts = self._firsts
         self._metrics.placed(firsts[0].placed.affinity)
         session, role = self._session, self._ask.role
         if session is None:
@@ -94,8 +111,6 @@ class Account:
         totals = session.totals
         totals.calls += 1
         totals.prompt_tokens += self._prompt_tokens
-        totals.cached_tokens += self._cached_tokens
-        totals.computed_tokens += self._computed_tokens
         for handoff in firsts:
             prompt = handoff.reader.prompt
             totals.per_model_prefill_tokens += session.ledger.unseen(role, prompt.context_ids)

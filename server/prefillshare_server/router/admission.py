@@ -52,6 +52,14 @@ class _Waiting:
         return self.ask.decoder.pool
 
 
+def _holder(session: Session, ask: Ask) -> str | None:
+    """The worker that holds base KV of the session, for all that is known.
+
+    A colocated engine is what the session is pinned to, from its parent's time on.
+    """
+    return session.decode_workers.get(ask.decoder.pool) or session.prefill_worker
+
+
 class Admission:
     """First come, first served within a pool: a big call is not passed by small ones.
 
@@ -98,7 +106,7 @@ class Admission:
         given back. Raises RouterError: 400 for a sequence that fits no worker, 503 if none is
         available in time, 504 if none has room in time.
         """
-        last = session.decode_workers.get(ask.decoder.pool) if session else None
+        last = _holder(session, ask) if session else None
         sequences = [(prompt, choice) for prompt in prompts for choice in range(ask.n)]
         needs = [self._need(ask, prompt) for prompt, _ in sequences]
         places = await self._places(_Waiting(ask, needs, last, avoid=None))

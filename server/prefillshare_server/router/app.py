@@ -19,6 +19,7 @@ from prefillshare_server.models import checkpoint
 from prefillshare_server.models.layout import Layout
 from prefillshare_server.router.admission import Admission
 from prefillshare_server.router.ask import Kind, parse
+from prefillshare_server.router.colocated import Colocated
 from prefillshare_server.router.decode import Decode
 from prefillshare_server.router.errors import RouterError, body_too_large, unknown_session
 from prefillshare_server.router.health import Health
@@ -123,15 +124,17 @@ def _router(
         reserve_tokens=cluster.kv.reserve_tokens,
         max_model_len=max_model_len,
     )
-    prefill = Prefill(
-        client,
-        health,
-        placement,
-        sessions,
-        metrics,
-        timeout_s=cluster.timeouts.prefill_s,
-        queue_s=cluster.timeouts.queue_s,
-    )
+    prefill: Prefill | Colocated = Colocated(sessions, metrics)
+    if not cluster.colocated:
+        prefill = Prefill(
+            client,
+            health,
+            placement,
+            sessions,
+            metrics,
+            timeout_s=cluster.timeouts.prefill_s,
+            queue_s=cluster.timeouts.queue_s,
+        )
     decode = Decode(client, health, metrics, cluster.timeouts, max_model_len=max_model_len)
     return Router(
         workers=client,
@@ -246,10 +249,6 @@ class _Api:
 
     def _worker(self, worker: WorkerEndpoint) -> dict[str, Any]:
         router = self._router
-        if worker.phase == "prefill":
-            in_flight = router.prefill.in_hand(worker.id)
-        else:
-            in_flight = router.admission.decoding[worker.id]
         return {
             "id": worker.id,
             "object": "prefillshare.worker",
@@ -258,7 +257,7 @@ class _Api:
             "roles": self._roles.served_by(worker),
             "state": router.health.state(worker.id),
             "reason": router.health.why_not(worker.id),
-            "in_flight": in_flight,
+            "in_flight": router.prefill.in_hand(worker.id) + router.admission.decoding[worker.id],
             "reserved_blocks": router.admission.reserved[worker.id],
             "blocks": router.health.facts[worker.id].num_blocks,
         }

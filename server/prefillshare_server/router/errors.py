@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
-Phase = Literal["queue", "prefill", "decode", "first_token", "idle_stream"]
+Phase = Literal["queue", "prefill", "decode", "colocated", "first_token", "idle_stream"]
 
 RETRY_AFTER_S = 5
 """What a client is told to wait where no worker was free: the longest pause of a probe."""

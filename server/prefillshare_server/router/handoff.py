@@ -73,14 +73,15 @@ class WorkerAccount:
 
 @dataclass(slots=True, eq=False)
 class Handoff:
-    """KV of a prompt, leased on a prefill worker, for exactly one request to a decode worker."""
+    """KV of a prompt for exactly one request to a decode worker: leased on a prefill worker, or
+    there already where one engine does both."""
 
     reader: Reader
     placed: Placed
     params: Mapping[str, Any]
     """`kv_transfer_params` of the prefill worker's answer."""
-    cached_tokens: int
-    """Prompt tokens the prefill worker found in its prefix cache."""
+    cached_tokens: int | None
+    """Prompt tokens that were found in the prefix cache; None until a colocated engine says so."""
     worker: WorkerEndpoint = field(init=False)
     """The decode worker it is for; the reader may move on to another."""
     request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
@@ -105,5 +106,7 @@ class Handoff:
 
     @property
     def computed_tokens(self) -> int:
-        """Prompt tokens the prefill worker computed."""
+        """Prompt tokens that were computed; 0 while that is not known."""
+        if self.cached_tokens is None:
+            return 0
         return len(self.reader.prompt.ids) - self.cached_tokens

@@ -142,7 +142,7 @@ class Metrics:
     def prefilled(self, handoff: Handoff) -> None:
         """A prefill succeeded."""
         worker = handoff.placed.worker.id
-        self._cached.labels(worker).inc(handoff.cached_tokens)
+        self._cached.labels(worker).inc(handoff.cached_tokens or 0)
         self._computed.labels(worker).inc(handoff.computed_tokens)
 
     def placed(self, affinity: str) -> None:

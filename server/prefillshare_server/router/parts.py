@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from prefillshare_server.router.admission import Admission
+from prefillshare_server.router.colocated import Colocated
 from prefillshare_server.router.decode import Decode
 from prefillshare_server.router.health import Health
 from prefillshare_server.router.metrics import Metrics
@@ -26,7 +27,7 @@ class Router:
     health: Health
     placement: Placement
     admission: Admission
-    prefill: Prefill
+    prefill: Prefill | Colocated
     decode: Decode
     recovery: Recovery
     metrics: Metrics

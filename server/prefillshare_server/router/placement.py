@@ -40,11 +40,11 @@ class Placement:
         available: Callable[[str], bool],
         affinity: Literal["soft", "hard"],
     ) -> None:
-        self.prefill = [worker for worker in workers if worker.phase == "prefill"]
+        self.prefill = [worker for worker in workers if worker.phase != "decode"]
         self.decode: dict[str, list[WorkerEndpoint]] = {}
         """By pool."""
         for worker in workers:
-            if worker.phase == "decode" and worker.pool is not None:
+            if worker.phase != "prefill" and worker.pool is not None:
                 self.decode.setdefault(worker.pool, []).append(worker)
         self.prefilling: Counter[str] = Counter()
         """Prompt tokens each prefill worker has in hand and not in its cache, as far as known."""

@@ -13,6 +13,7 @@ from contextlib import aclosing
 
 from prefillshare_server.router.admission import Admission
 from prefillshare_server.router.ask import Ask
+from prefillshare_server.router.colocated import Colocated
 from prefillshare_server.router.decode import Decode, Interrupted
 from prefillshare_server.router.fanout import Answer
 from prefillshare_server.router.handoff import Handoff
@@ -31,7 +32,7 @@ class Recovery:
     """Runs one sequence to its end over as many decode workers as it takes."""
 
     def __init__(
-        self, admission: Admission, prefill: Prefill, decode: Decode, metrics: Metrics
+        self, admission: Admission, prefill: Prefill | Colocated, decode: Decode, metrics: Metrics
     ) -> None:
         self._admission = admission
         self._prefill = prefill

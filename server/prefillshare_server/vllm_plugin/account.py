@@ -25,8 +25,11 @@ class Counts:
     base_tokens_reused: int = 0
     """Prompt tokens whose base KV was in this worker's prefix cache."""
 
+    base_tokens_computed: int = 0
+    """Prompt tokens that this worker ran with the base's weights, for a decoder of its own."""
+
     prompt_tokens_computed: int = 0
-    """Prompt positions this worker itself ran: 1 per request on a decode worker."""
+    """Prompt tokens run for this worker's own purpose: by a decoder 1 per request, the last."""
 
     generated_tokens_recomputed: int = 0
     """Tokens of a resumed answer, generated elsewhere before, that the decoder ran again."""

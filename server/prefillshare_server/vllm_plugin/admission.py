@@ -1,9 +1,10 @@
-"""What a decode worker refuses before vLLM sees it, as ASGI middleware.
+"""What a worker that decodes refuses before vLLM sees it, as ASGI middleware.
 
 The middleware answers before vLLM does anything, so a stream is refused with a status code too.
 """
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
@@ -12,7 +13,13 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from prefillshare_server.vllm_plugin.calls import Begun
-from prefillshare_server.vllm_plugin.handoff import ReadableParams, Refusal, Rules
+from prefillshare_server.vllm_plugin.handoff import (
+    ReadableParams,
+    Refusal,
+    Rules,
+    answer_so_far,
+    beyond_vocabulary,
+)
 
 GENERATING_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
 
@@ -27,11 +34,15 @@ class _Body(msgspec.Struct):
     kv_transfer_params: msgspec.Raw = msgspec.Raw(b"null")
 
 
+Judge = Callable[[msgspec.Raw], Refusal | None]
+"""Decides by a request's `kv_transfer_params`, as JSON."""
+
+
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """What one decode worker asks of a request."""
+    """What one worker that decodes asks of a request."""
 
-    rules: Rules
+    judge: Judge
     begun: Begun
 
     def refusal(self, body: bytes, request_id: str | None = None) -> Refusal | None:
@@ -56,7 +67,21 @@ class Admission:
                 "prompt_logprobs and echo make the decoder compute the whole prompt itself; "
                 "a decode worker never does. Remove them.",
             )
-        return self.rules.refusal(_readable(request.kv_transfer_params), time.time())
+        return self.judge(request.kv_transfer_params)
+
+
+def judge_handoffs(rules: Rules) -> Judge:
+    """For decode workers, which read base KV that a prefill worker computed."""
+    return lambda params: rules.refusal(_readable(params), time.time())
+
+
+def judge_answers_so_far(vocabulary: int) -> Judge:
+    """For engines that compute base KV themselves."""
+
+    def judge(params: msgspec.Raw) -> Refusal | None:
+        return beyond_vocabulary(answer_so_far(msgspec.json.decode(params)), vocabulary)
+
+    return judge
 
 
 class AdmissionMiddleware:

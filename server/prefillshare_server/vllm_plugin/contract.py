@@ -36,7 +36,7 @@ class ServedModel:
 
 @dataclass(frozen=True, slots=True)
 class BaseContract:
-    """The base as the launcher read it; travels in `kv_connector_extra_config`."""
+    """The base as the launcher read it; travels in vLLM's configuration of a worker."""
 
     fingerprint: str
     """16 hex digits over geometry, weights, dtype and block size: names the KV a worker makes."""
@@ -61,10 +61,13 @@ class BaseContract:
     @classmethod
     def of_worker(cls, vllm_config: Any) -> "BaseContract":
         """The contract in a worker's configuration. Raises ContractError when it has none."""
-        given = vllm_config.kv_transfer_config.get_from_extra_config(PARAMS_KEY, None)
+        if (transfer := vllm_config.kv_transfer_config) is not None:
+            given = transfer.get_from_extra_config(PARAMS_KEY, None)
+        else:
+            given = vllm_config.additional_config.get(PARAMS_KEY)
         if given is None:
             raise ContractError(
-                f"kv_connector_extra_config has no `{PARAMS_KEY}`: start workers with "
+                f"its configuration has no `{PARAMS_KEY}`: start workers with "
                 "`prefillshare serve`, which passes the base's contract."
             )
         return cls.from_dict(given)

@@ -7,13 +7,19 @@ import os
 import time
 from argparse import Namespace
 from typing import Any
+from uuid import uuid4
 
 from fastapi import FastAPI, HTTPException, Response
 from pydantic import BaseModel
 from starlette.datastructures import State
 
 from prefillshare_server.vllm_plugin import SUPPORTED_VLLM
-from prefillshare_server.vllm_plugin.admission import Admission, AdmissionMiddleware
+from prefillshare_server.vllm_plugin.admission import (
+    Admission,
+    AdmissionMiddleware,
+    judge_answers_so_far,
+    judge_handoffs,
+)
 from prefillshare_server.vllm_plugin.calls import Begun, CallLog, recording
 from prefillshare_server.vllm_plugin.contract import BaseContract
 from prefillshare_server.vllm_plugin.engine_calls import RELEASE, STATE
@@ -61,10 +67,10 @@ class PrefillShareEndpoints:
         self._engine = engine_client
         self._state = state
         config = engine_client.vllm_config
-        decode = config.kv_transfer_config.kv_role == "kv_consumer"
+        phase = _phase(config)
         block_bytes = await engine_client.collective_rpc("prefillshare_block_bytes")
         self._info = {
-            "phase": "decode" if decode else "prefill",
+            "phase": phase,
             "model": args.served_model_name[0],
             "base_fingerprint": BaseContract.of_worker(config).fingerprint,
             "block_size": config.cache_config.block_size,
@@ -73,16 +79,21 @@ class PrefillShareEndpoints:
             "max_model_len": config.model_config.max_model_len,
             "vllm": SUPPORTED_VLLM,
             "pid": os.getpid(),
-            "engine_id": config.kv_transfer_config.engine_id,
+            "engine_id": uuid4().hex,
         }
         state.prefillshare_admission = None
-        if decode:
-            rules = Rules.of_worker(config)
-            state.prefillshare_admission = Admission(rules, self._begun)
-            self._wrap(engine_client, rules)
+        if phase != "prefill":
+            vocabulary = config.model_config.get_vocab_size()
+            judge = (
+                judge_handoffs(Rules.of_worker(config))
+                if phase == "decode"
+                else judge_answers_so_far(vocabulary)
+            )
+            state.prefillshare_admission = Admission(judge, self._begun)
+            self._wrap(engine_client, vocabulary)
 
-    def _wrap(self, engine_client: Any, rules: Rules) -> None:
-        replays = Replays(engine_client.output_processor, rules.vocabulary, self._begun)
+    def _wrap(self, engine_client: Any, vocabulary: int) -> None:
+        replays = Replays(engine_client.output_processor, vocabulary, self._begun)
         engine_client.generate = recording(engine_client.generate, self._calls, replays)
         engine_client.notify_kv_transfer_request_rejected = _leave_the_handoff
 
@@ -123,10 +134,16 @@ class PrefillShareEndpoints:
         It may lie unread in a socket, and the engine ends no lease of a request that it never saw.
         What a dead engine read is lost with it, and it gets no requests any more.
         """
-        if self._info["phase"] != "decode":
+        if self._info["phase"] == "prefill":
             raise HTTPException(404, "Only decode workers read handoffs.")
         begun = self._begun.give_up(body.request_id)
         return {"reading": begun and not self._engine.errored}
+
+
+def _phase(config: Any) -> str:
+    if config.kv_transfer_config is None:
+        return "colocated"
+    return "decode" if config.kv_transfer_config.kv_role == "kv_consumer" else "prefill"
 
 
 async def _leave_the_handoff(*_: Any, **__: Any) -> None:

@@ -7,6 +7,8 @@ engine by name and wakes an engine that waits.
 from dataclasses import asdict
 from typing import Any
 
+from prefillshare_server.vllm_plugin.account import Totals
+
 STATE = "prefillshare_state"
 RELEASE = "prefillshare_release"
 
@@ -32,8 +34,14 @@ def _state(engine: Any) -> dict[str, Any]:
         "open_leases": len(scheduler.requests) - running - waiting,
         "running": running,
         "waiting": waiting,
-        **asdict(scheduler.connector.connector_scheduler.totals),
+        **asdict(_totals(scheduler)),
     }
+
+
+def _totals(scheduler: Any) -> Totals:
+    # A prefill worker has vLLM's own scheduler.
+    found: Totals | None = getattr(scheduler, "totals", None)
+    return found or scheduler.connector.connector_scheduler.totals
 
 
 def _release(engine: Any, request_id: str) -> None:

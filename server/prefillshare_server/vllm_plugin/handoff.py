@@ -58,11 +58,20 @@ class Handoff(msgspec.Struct, frozen=True):
         return self.expires_at - 2 * clock_skew_s - now
 
 
+GeneratedIds = list[Annotated[int, msgspec.Meta(ge=0)]]
+
+
 class Reading(Handoff, frozen=True):
     """The handoff as a decode worker reads it."""
 
-    generated_ids: list[Annotated[int, msgspec.Meta(ge=0)]] = []
+    generated_ids: GeneratedIds = []
     """The answer so far, which another worker generated: this one continues it."""
+
+
+class _SoFar(msgspec.Struct, frozen=True):
+    """All that an engine without handoffs reads of it."""
+
+    generated_ids: GeneratedIds = []
 
 
 class ReadableParams(msgspec.Struct, frozen=True):
@@ -143,11 +152,8 @@ class Rules:
                 f"reads base {self.base_fingerprint}. Prefill the prompt on a prefill worker of "
                 "the same cluster.",
             )
-        if any(token >= self.vocabulary for token in reading.generated_ids):
-            # vLLM checks prompts only; its engine dies of such an id.
-            return Refusal(
-                "generated_ids_invalid", f"generated_ids has ids beyond {self.vocabulary - 1}."
-            )
+        if refused := beyond_vocabulary(reading.generated_ids, self.vocabulary):
+            return refused
         margin_s = lease_margin_s(self.lease_s)
         if reading.readable_s(now, self.clock_skew_s) < margin_s:
             return Refusal(
@@ -192,11 +198,22 @@ def generated_ids(sampling_params: Any) -> list[int]:
     Unlike `ReadableParams.of` it also finds it once the handoff has been taken.
     """
     extra: dict[str, Any] = getattr(sampling_params, "extra_args", None) or {}
-    params = extra.get("kv_transfer_params")
+    return answer_so_far(extra.get("kv_transfer_params"))
+
+
+def answer_so_far(params: Any) -> list[int]:
+    """The same, in `kv_transfer_params`."""
     try:
-        return msgspec.convert((params or {}).get(PARAMS_KEY), Reading).generated_ids
+        return msgspec.convert((params or {}).get(PARAMS_KEY), _SoFar).generated_ids
     except (msgspec.ValidationError, AttributeError):
         return []
+
+
+def beyond_vocabulary(token_ids: Sequence[int], vocabulary: int) -> Refusal | None:
+    """vLLM checks prompts only; its engine dies of an id that does not exist."""
+    if all(token < vocabulary for token in token_ids):
+        return None
+    return Refusal("generated_ids_invalid", f"generated_ids has ids beyond {vocabulary - 1}.")
 
 
 class Deadlines:

@@ -1,18 +1,17 @@
-"""Scheduler of the decode workers (`--scheduler-cls`): only base KV is shared, nothing is redone.
+"""Scheduler of the decode workers (`--scheduler-cls`): nothing of a prompt is computed but x_n.
 
-1. Provenance: only blocks filled with the base's KV enter the prefix cache. vLLM would also keep
-   the KV of x_n and of generated tokens, which the decoder computed, and hand it to the next turn.
-2. A request without readable base KV is refused. The API process refuses it earlier and with a
+Beside what base_kv.py says:
+
+1. A request without readable base KV is refused. The API process refuses it earlier and with a
    better error (admission.py); this is the check that cannot be passed by.
-3. Preemption, a failed or late pull and an expired lease end the request with a mark. vLLM
+2. Preemption, a failed or late pull and an expired lease end the request with a mark. vLLM
    would compute the prompt again with the decoder's weights, or wait for ever; here the caller
    learns that a new prefill is due.
-4. A resumed answer: a request may bring tokens that another worker generated. They are output of
-   the request like its own, and the decoder runs them again.
 """
 
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from vllm.logger import init_logger
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -28,26 +27,21 @@ from prefillshare_server.vllm_plugin.account import (
     REFUSED_KEY,
     Account,
     Event,
+    Totals,
 )
+from prefillshare_server.vllm_plugin.base_kv import BaseKV
 from prefillshare_server.vllm_plugin.connector import HandoffScheduler, PrefillShareConnector
 from prefillshare_server.vllm_plugin.handoff import (
     ReadableParams,
     Refusal,
     SingleUse,
-    generated_ids,
     prompt_refusal,
 )
 
 logger = init_logger(f"vllm.{__name__}")
 
-if TYPE_CHECKING:
-    # What the mixin below is mixed into, in two variants.
-    from vllm.v1.core.sched.scheduler import Scheduler as _Scheduler
-else:
-    _Scheduler = object
 
-
-class BaseKVOnly(_Scheduler):
+class ReadsHandoffs(BaseKV):
     """Mixed into vLLM's schedulers."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -60,34 +54,19 @@ class BaseKVOnly(_Scheduler):
         self._failed_pulls: dict[str, Account] = {}
         self._endings: list[tuple[int, EngineCoreOutput]] = []
         """Last outputs of requests that were ended here, by client index; sent with the step's."""
-        self._cache_base_blocks_only()
 
-    def _cache_base_blocks_only(self) -> None:
-        # The coordinator, not the manager: `allocate_slots` calls it directly.
-        coordinator = self.kv_cache_manager.coordinator
-        cache_blocks = coordinator.cache_blocks
+    @property
+    def accounts(self) -> Mapping[str, Account]:
+        return self._handoffs.accounts
 
-        def cache_base_blocks(request: Request, num_computed_tokens: int) -> None:
-            account = self._handoffs.accounts.get(request.request_id)
-            base_tokens = account.base_tokens if account is not None else 0
-            whole_blocks = base_tokens // self.block_size * self.block_size
-            cache_blocks(request, min(num_computed_tokens, whole_blocks))
+    @property
+    def totals(self) -> Totals:
+        return self._handoffs.totals
 
-        coordinator.cache_blocks = cache_base_blocks
-
-    def _get_local_prefix_cache_hit(self, request: Request) -> Any:
-        """Reuse at most the blocks that the request's base KV would fill.
-
-        A resumed answer must not find the base's KV of its own tokens here, which the context of a
-        later turn may have left: the decoder computed those tokens before, and does so again.
-        """
-        blocks, tokens, *rest = super()._get_local_prefix_cache_hit(request)
-        params = ReadableParams.of(request.kv_transfer_params)
-        readable = params.prefillshare.base_len - 1 if params is not None else 0
-        if tokens > readable:
-            tokens = readable // self.block_size * self.block_size
-            blocks = self.kv_cache_manager.truncate_computed_blocks(blocks, tokens)
-        return blocks, tokens, *rest
+    def base_tokens(self, request: Request) -> int:
+        """What was pulled or found here: less than the prompt has when a pull failed."""
+        account = self._handoffs.accounts.get(request.request_id)
+        return account.base_tokens if account is not None else 0
 
     def add_request(self, request: Request) -> None:
         """Queue the request, or end it at once without having queued it.
@@ -98,9 +77,7 @@ class BaseKVOnly(_Scheduler):
         """
         refused = self._refusal(request)
         if refused is None:
-            # Before it is queued: a request is scheduled for all tokens that it has.
-            request.append_output_token_ids(generated_ids(request.sampling_params))
-            request.prefillshare_begun = request.num_tokens
+            self._begin(request)
             super().add_request(request)
             return
         logger.warning("Refused request %s: %s", request.request_id, refused.message)
@@ -132,23 +109,6 @@ class BaseKVOnly(_Scheduler):
         return prompt_refusal(
             params, request.prompt_token_ids, self.block_size
         ) or self._taken.take(params.remote_request_id, params.prefillshare.expires_at, now)
-
-    def _handle_blocked_waiting_request(self, request: Request) -> bool:
-        """Also lead a grammar that has just been compiled through the answer so far."""
-        compiled = request.status == RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
-        ready: bool = super()._handle_blocked_waiting_request(request)
-        # All at once: reasoning parsers look at the tokens up to the one they judge.
-        if (
-            ready
-            and compiled
-            and not self.structured_output_manager.accept_tokens(
-                request, list(request.output_token_ids)
-            )
-        ):
-            # Not an answer to this request. It ends like one whose grammar cannot be compiled.
-            self.grammar_compile_error_reqs.add(request.request_id)
-            return False
-        return ready
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         for request_id in self._handoffs.overdue():
@@ -211,31 +171,6 @@ class BaseKVOnly(_Scheduler):
         self._endings.clear()
         return outputs
 
-    def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
-        """Count what this worker runs of each prompt, whatever was planned: the check on rule 3."""
-        for request_id, scheduled in scheduler_output.num_scheduled_tokens.items():
-            account = self._handoffs.accounts.get(request_id)
-            request = self.requests[request_id]
-            start, prompt = request.num_computed_tokens, request.num_prompt_tokens
-            begun = request.prefillshare_begun
-            if account is not None and start < begun:
-                end = start + scheduled
-                account.prompt_tokens_computed += max(0, min(end, prompt) - start)
-                account.generated_tokens_recomputed += max(0, min(end, begun) - max(start, prompt))
-        super()._update_after_schedule(scheduler_output)
-
-    def _report_before_stop_strings(self, outputs: dict[int, EngineCoreOutputs]) -> None:
-        """Attach the account to every output that may be the last.
-
-        Stop strings are found in the API process, which then only tells the engine to end.
-        """
-        for of_client in outputs.values():
-            for output in of_client.outputs:
-                request = self.requests.get(output.request_id)
-                account = self._handoffs.accounts.get(output.request_id)
-                if request is not None and account is not None and request.sampling_params.stop:
-                    output.kv_transfer_params = account.to_params()
-
     def has_requests(self) -> bool:
         return bool(self._endings) or super().has_requests()
 
@@ -253,9 +188,9 @@ class BaseKVOnly(_Scheduler):
         return output
 
 
-class PrefillShareScheduler(BaseKVOnly, Scheduler):
+class PrefillShareScheduler(ReadsHandoffs, Scheduler):
     """For platforms that schedule synchronously (CPU)."""
 
 
-class PrefillShareAsyncScheduler(BaseKVOnly, AsyncScheduler):
+class PrefillShareAsyncScheduler(ReadsHandoffs, AsyncScheduler):
     """For platforms that schedule one step ahead (GPU)."""
