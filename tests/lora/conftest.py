@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import openai
+import psutil
 import pytest
 
 from prefillshare_server.config import Cluster
@@ -35,6 +36,14 @@ CLUSTERS = {
 }
 
 
+@pytest.fixture(scope="package", autouse=True)
+def nothing_left_behind() -> Iterator[None]:
+    """Restarted workers outlive the test that killed them, so this looks at the whole folder."""
+    yield
+    _, alive = psutil.wait_procs(psutil.Process().children(recursive=True), timeout=15)
+    assert not alive
+
+
 @pytest.fixture(scope="package")
 def adapters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Adapters that differ in rank and in the layers they adapt."""
@@ -52,12 +61,13 @@ def served(
     request: pytest.FixtureRequest,
     adapters: dict[str, Path],
     tmp_path_factory: pytest.TempPathFactory,
+    nothing_left_behind: None,
 ) -> Iterator[Served]:
     """The running cluster; started once, stopped after the last test of this folder in its mode."""
     folder = tmp_path_factory.mktemp(request.param)
     path = folder / "cluster.yaml"
     path.write_text(CLUSTERS[request.param].format(**adapters))
-    with serve_in_thread(Cluster.load(path), log_dir=folder / "logs") as running:
+    with serve_in_thread(Cluster.load(path), log_dir=folder / "logs", supervised=True) as running:
         yield running
 
 

@@ -1,0 +1,181 @@
+"""Whatever happens to a call, its answer is the one of its adapter on the base's KV."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.lora.test_pool import BLOCK, ROLES, TASK, TOLERANCE, deviation, report
+from tests.reference import base_cache_gaps, base_cache_logprobs
+from tests.served import Served
+
+pytestmark = [pytest.mark.engine, pytest.mark.exactness]
+
+GREEDY = 1e-3
+"""How far below the best a token may be that is called greedy."""
+
+
+@pytest.mark.parametrize("extra", range(-2, 3))
+def test_prompt_lengths_around_a_block_border(
+    client: openai.OpenAI,
+    decoders: dict[str, Path],
+    new_session: Callable[[], str],
+    extra: int,
+) -> None:
+    """The adapter is on from the last prompt token, wherever the borders of blocks and chunks are.
+
+    128 tokens are four blocks, and a chunk of the colocated engine's prefill.
+    """
+    prompt = [65 + i % 26 for i in range(4 * BLOCK + extra)]
+    for role in ROLES:
+        answer = client.completions.create(
+            model=role,
+            prompt=prompt,
+            temperature=0,
+            max_tokens=8,
+            logprobs=1,
+            extra_body={"return_token_ids": True, "ignore_eos": True},
+            extra_headers={"X-Session-ID": new_session()},
+        )
+        [choice] = answer.choices
+        assert choice.logprobs is not None
+        output = (choice.model_extra or {})["token_ids"]
+        reference = base_cache_logprobs(decoders["base"], decoders[role], prompt, output)
+        served = choice.logprobs.token_logprobs or []
+        assert max(abs(a - (b or 0)) for a, b in zip(reference, served, strict=True)) < TOLERANCE
+
+
+def test_a_context_that_grows_over_all_roles(
+    client: openai.OpenAI, decoders: dict[str, Path], new_session: Callable[[], str]
+) -> None:
+    """Every answer becomes context, which the base computes anew: no adapter's KV is ever read."""
+    session = new_session()
+    messages: list[dict[str, Any]] = [{"role": "user", "content": TASK}]
+    for turn in range(9):
+        role = ROLES[turn % 3]
+        answer = client.chat.completions.create(
+            model=role,
+            messages=messages,  # type: ignore[arg-type]
+            temperature=0,
+            max_tokens=24,
+            logprobs=True,
+            extra_body={"return_token_ids": True, "ignore_eos": True},
+            extra_headers={"X-Session-ID": session},
+        )
+        assert deviation(answer, decoders, role) < TOLERANCE, f"turn {turn}, {role}"
+        assert report(answer)["break"] is None
+        said = answer.choices[0].message.content
+        messages += [{"role": "assistant", "content": said}, {"role": "user", "content": "Go on."}]
+
+
+def test_several_choices_are_each_exact_and_share_the_prompt(
+    client: openai.OpenAI, decoders: dict[str, Path], new_session: Callable[[], str]
+) -> None:
+    session = new_session()
+    prompt = f"{session}: {TASK}"
+    answer = client.chat.completions.create(
+        model="solver",
+        messages=[{"role": "user", "content": prompt}],
+        n=3,
+        seed=5,
+        temperature=1.0,
+        max_tokens=16,
+        logprobs=True,
+        extra_body={"return_token_ids": True, "ignore_eos": True},
+        extra_headers={"X-Session-ID": session},
+    )
+    ids = (answer.model_extra or {})["prompt_token_ids"]
+    assert len({choice.message.content for choice in answer.choices}) == 3
+    for choice in answer.choices:
+        assert choice.logprobs is not None
+        output = (choice.model_extra or {})["token_ids"]
+        reference = base_cache_logprobs(decoders["base"], decoders["solver"], ids, output)
+        served = [token.logprob for token in choice.logprobs.content or ()]
+        assert max(abs(a - b) for a, b in zip(reference, served, strict=True)) < TOLERANCE
+    # Further choices compute no more than the block in which the prompt ends.
+    assert report(answer)["computed_tokens"] <= len(ids) + 2 * BLOCK
+
+
+def test_an_answer_outlives_its_worker(
+    served: Served,
+    client: openai.OpenAI,
+    decoders: dict[str, Path],
+    new_session: Callable[[], str],
+) -> None:
+    """Killed in the middle, it goes on with the same adapter, from its own tokens."""
+    stream = client.chat.completions.create(
+        model="planner",
+        messages=[{"role": "user", "content": TASK}],
+        temperature=0,
+        max_tokens=2000,
+        stream=True,
+        extra_body={"return_token_ids": True, "ignore_eos": True},
+        extra_headers={"X-Session-ID": new_session()},
+    )
+    prompt: list[int] = []
+    output: list[int] = []
+    back: Callable[[], None] | None = None
+    told: dict[str, Any] = {}
+    for chunk in stream:
+        extra = chunk.model_extra or {}
+        prompt = extra.get("prompt_token_ids") or prompt
+        told = extra.get("prefillshare") or told
+        if chunk.choices:
+            output += (chunk.choices[0].model_extra or {}).get("token_ids") or []
+        if back is None and len(output) > 20:
+            back = served.kill(stream.response.headers["X-PrefillShare-Decode-Worker"])
+    assert back is not None
+    back()
+    assert len(output) == 2000
+    gaps = base_cache_gaps(decoders["base"], decoders["planner"], prompt, output)
+    assert max(gaps) < GREEDY
+    assert told["resumed"] == 1
+
+
+def test_preemption_in_one_engine_changes_no_answer(
+    served: Served, colocated: bool, decoders: dict[str, Path]
+) -> None:
+    """More answers at once than there are KV blocks for, past the router, which would not do it."""
+    if not colocated:
+        pytest.skip("a decode worker gives such calls back: tests/worker/test_preemption.py")
+    [engine] = served.workers
+    with httpx.Client(timeout=240) as http:
+        cards = http.get(f"{served.url}/v1/roles").json()["data"]
+        names = {card["id"]: card["decoder"] for card in cards}
+
+        def call(number: int) -> tuple[str, list[int], list[int]]:
+            role = ROLES[number % 3]
+            prompt = [(number + i) % 251 for i in range(900)]
+            answer = http.post(
+                f"{engine.url}/v1/completions",
+                json={
+                    "model": names[role],
+                    "prompt": prompt,
+                    "max_tokens": 200,
+                    "temperature": 0,
+                    "ignore_eos": True,
+                    "return_token_ids": True,
+                },
+            )
+            assert answer.status_code == 200, answer.text
+            return role, prompt, answer.json()["choices"][0]["token_ids"]
+
+        before = _preemptions(http, engine.url)
+        with ThreadPoolExecutor(18) as pool:
+            answers = list(pool.map(call, range(18)))
+        assert _preemptions(http, engine.url) > before
+    for role, prompt, output in answers:
+        assert max(base_cache_gaps(decoders["base"], decoders[role], prompt, output)) < GREEDY
+
+
+def _preemptions(http: httpx.Client, url: str) -> float:
+    text = http.get(f"{url}/metrics").text
+    return sum(
+        float(line.rpartition(" ")[2])
+        for line in text.splitlines()
+        if line.startswith("vllm:num_preemptions_total")
+    )
