@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from prefillshare_server import cli_roles
 from prefillshare_server.errors import ConfigError, Problem
 from prefillshare_server.models import store
 from prefillshare_training import cli as training
@@ -45,6 +46,7 @@ Store models live under $PREFILLSHARE_HOME/models, by default ~/.cache/prefillsh
 """,
 )
 app.add_typer(models_app, name="models")
+app.add_typer(cli_roles.app, name="roles")
 app.command("train")(training.train)
 app.command("eval")(evaluation.evaluate)
 
@@ -180,11 +182,16 @@ def check(
     cluster = _load(cluster_file, settings, host, port, allow_untrained)
     _require_valid(cluster, cluster_file)
     table = Table("serves", "model", "workers", box=None, pad_edge=False)
-    table.add_row(f"{cluster.base.name} (base)", cluster.base.model, str(cluster.prefill.replicas))
+    engines = "engines" if cluster.colocated else "prefill"
+    table.add_row(
+        f"{cluster.base.name} (base)", cluster.base.model, f"{cluster.prefill.replicas} {engines}"
+    )
     for name, role in cluster.roles.items():
         field, ref = role.decoder
         shown = ref if field == "model" else f"{cluster.base.model} + adapter {ref}"
-        table.add_row(name, shown, str(role.replicas))
+        own = f"{role.replicas} of its own"
+        shared = "the engines" if cluster.colocated else f"{cluster.lora.replicas} shared"
+        table.add_row(name, shown, shared if role.pooled else own)
     console = Console()
     console.print(table)
     console.print(f"[green]ok[/green]: {cluster_file} can be served")

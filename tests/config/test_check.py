@@ -126,26 +126,74 @@ def test_what_is_wrong_with_an_adapter_is_found(port: int, tmp_path: Path) -> No
     assert "there is no such directory" in gone
 
 
-def test_a_trained_adapter_is_served_as_merged_weights(
-    port: int, tiny_home: Path, tiny_adapter: Path, tmp_path: Path
-) -> None:
+@pytest.fixture
+def trained(tiny_home: Path, tiny_adapter: Path, tmp_path: Path) -> Path:
+    """An adapter that says that it was trained for tiny-base."""
     base = tiny_home / "models" / "tiny-base"
     trained = Path(shutil.copytree(tiny_adapter, tmp_path / "lora"))
     layout = Layout.for_model(base, LayoutSettings()).fingerprint
     Provenance("prefillshare", "tiny-base", base_fingerprint(base), layout, {}, {}, (), {}).write(
         trained
     )
-    wanted = cluster(port, roles={"critic": {"adapter": str(trained)}}, allow_untrained=False)
+    return trained
+
+
+@pytest.mark.parametrize("merge", [False, True])
+def test_an_adapter_shares_workers_of_the_base_or_is_merged_into_it(
+    port: int, tiny_home: Path, tiny_adapter: Path, trained: Path, tmp_path: Path, merge: bool
+) -> None:
+    def wanted(adapter: Path) -> Cluster:
+        roles = {"critic": {"adapter": str(adapter), "merge": merge}}
+        return cluster(port, roles=roles, allow_untrained=False)
+
+    assert check(wanted(trained)) == []
+
+    _, worker = plan(wanted(trained), log_dir=tmp_path)
+    assert worker.name == ("critic-0" if merge else "lora-0")
+    assert worker.model.parent == tiny_home / ("merged" if merge else "models")
+    # The adapter is what is asked for its training, whatever has been merged from its like.
+    [line] = lines(wanted(tiny_adapter))
+    assert line.startswith(f"roles.critic.adapter: {tiny_adapter}: was not trained")
+
+
+def test_the_base_as_a_role_needs_no_workers_beside_those_that_adapters_share(
+    port: int, tiny_adapter: Path, tmp_path: Path
+) -> None:
+    roles = {"critic": {"adapter": str(tiny_adapter)}, "plain": {"model": "tiny-base"}}
+
+    assert [spec.name for spec in plan(cluster(port, roles=roles), log_dir=tmp_path)] == [
+        "prefill-0",
+        "lora-0",
+    ]
+
+
+def test_one_word_makes_it_one_engine(port: int, tiny_adapter: Path, tmp_path: Path) -> None:
+    roles = {"critic": {"adapter": str(tiny_adapter)}, "plain": {"model": "tiny-base"}}
+    wanted = cluster(port, roles=roles, mode="colocated")
 
     assert check(wanted) == []
+    assert [spec.name for spec in plan(wanted, log_dir=tmp_path)] == ["engine-0"]
 
-    _, critic = plan(wanted, log_dir=tmp_path)
-    assert critic.model.parent == tiny_home / "merged"
-    # The adapter is what is asked for its training, whatever has been merged from its like.
-    [line] = lines(
-        cluster(port, roles={"critic": {"adapter": str(tiny_adapter)}}, allow_untrained=False)
+
+def test_one_engine_has_no_place_for_weights_of_their_own(port: int, tiny_adapter: Path) -> None:
+    roles = {"critic": {"adapter": str(tiny_adapter)}, "other": {"model": "tiny-a"}}
+
+    [line] = lines(cluster(port, roles=roles, mode="colocated"))
+
+    assert line.startswith("roles.other.model: tiny-a are weights of their own")
+
+
+def test_an_adapter_with_a_larger_rank_than_allowed_is_a_problem(
+    port: int, tiny_adapter: Path
+) -> None:
+    roles = {"critic": {"adapter": str(tiny_adapter)}}
+
+    [line] = lines(cluster(port, roles=roles, lora={"max_lora_rank": 1}))
+
+    assert line == (
+        "roles.critic.adapter: has rank 4, lora.max_lora_rank is 1; "
+        "set lora.max_lora_rank: 8, or leave it out"
     )
-    assert line.startswith(f"roles.critic.adapter: {tiny_adapter}: was not trained")
 
 
 def test_an_adapter_named_as_a_model_is_a_problem(port: int, tmp_path: Path) -> None:

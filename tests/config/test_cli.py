@@ -98,7 +98,7 @@ def test_the_option_that_allows_them_is_part_of_the_configuration(
     assert shown["allow_untrained"] is True
 
 
-def test_check_shows_what_an_adapter_is_merged_into(
+def test_check_shows_which_adapter_is_on_the_base(
     run: Run, cluster_file: Path, tiny_adapter: Path
 ) -> None:
     role = f"roles.critic.adapter={tiny_adapter}"

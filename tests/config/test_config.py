@@ -212,6 +212,35 @@ def test_a_wrong_value_is_named_with_its_place_and_remedy(
             "roles.a: has both model 'x' and adapter './y'; remove one of them",
         ),
         (
+            "base: {model: x}\nroles: {a: {adapter: ./y, replicas: 2}}",
+            "roles.a: has replicas and an adapter, which shares its workers; set lora.replicas",
+        ),
+        (
+            "base: {model: x}\nroles: {a: {adapter: ./y, args: {max-num-seqs: 2}}}",
+            "or merge: true to give this role workers of its own",
+        ),
+        (
+            "base: {model: x}\nroles: {a: {model: x, merge: true}}",
+            "roles.a: merge is true, but there is no adapter; remove merge",
+        ),
+        (
+            "base: {model: x}\nroles: {lora: {model: x}, a: {adapter: ./y}}",
+            "role 'lora' has workers of its own, and the workers that adapters share have this",
+        ),
+        (
+            "mode: colocated\nbase: {model: x}\nroles: {a: {adapter: ./y, merge: true}}",
+            "role 'a' has merge: true, which needs workers of its own",
+        ),
+        (
+            "mode: colocated\nbase: {model: x}\nroles: {a: {adapter: ./y}}\nlora: {replicas: 2}",
+            "lora.replicas: mode colocated has no such workers; set prefill.replicas",
+        ),
+        (
+            "mode: colocated\nbase: {model: x}\nroles: {a: {adapter: ./y}}\n"
+            "router: {affinity: hard}",
+            "router.affinity is hard, but in mode colocated a session may move",
+        ),
+        (
             "base: {model: x}\nroles:\n  a: {model: x}\n  a: {model: y}",
             ":4: not valid YAML: key 'a' is already set on line 3",
         ),

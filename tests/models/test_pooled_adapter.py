@@ -1,0 +1,107 @@
+"""An adapter that shares workers: copied under a name of its content, or refused with a reason."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prefillshare_server.errors import ConfigError
+from prefillshare_server.models import pooled_adapter
+from tests.adapters import write_adapter
+
+
+@pytest.fixture
+def base(tiny_home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PREFILLSHARE_HOME", str(tiny_home))
+    return tiny_home / "models" / "tiny-base"
+
+
+@pytest.fixture
+def lora(tiny_adapter: Path, tmp_path: Path) -> Path:
+    """A copy of the adapter that a test may change."""
+    return Path(shutil.copytree(tiny_adapter, tmp_path / "lora"))
+
+
+def configured(lora: Path, **changes: Any) -> Path:
+    path = lora / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    return lora
+
+
+def complaint(base: Path, directory: Path) -> str:
+    with pytest.raises(ConfigError) as error:
+        pooled_adapter.pooled(base, directory)
+    return str(error.value)
+
+
+def test_the_copy_is_whole_and_does_not_change_with_the_folder(base: Path, lora: Path) -> None:
+    (lora / "prefillshare.json").write_text("{}")
+    name = pooled_adapter.pooled(base, lora)
+    copy = pooled_adapter.home() / name
+    before = (copy / "adapter_model.safetensors").read_bytes()
+    assert before == (lora / "adapter_model.safetensors").read_bytes()
+    assert {file.name for file in copy.iterdir()} == {
+        "adapter_config.json",
+        "adapter_model.safetensors",
+        "prefillshare.json",
+    }
+    write_adapter(base, lora, seed=11)
+    assert pooled_adapter.pooled(base, lora) != name
+    assert (copy / "adapter_model.safetensors").read_bytes() == before
+
+
+def test_equal_adapters_have_one_name_wherever_they_are(
+    base: Path, lora: Path, tiny_adapter: Path
+) -> None:
+    assert pooled_adapter.pooled(base, lora) == pooled_adapter.pooled(base, tiny_adapter)
+
+
+def test_another_scale_is_another_adapter(base: Path, lora: Path) -> None:
+    before = pooled_adapter.pooled(base, lora)
+    assert pooled_adapter.pooled(base, configured(lora, lora_alpha=3)) != before
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"use_dora": True}, "use_dora is True"),
+        ({"lora_bias": True}, "lora_bias is True"),
+        ({"bias": "all"}, "bias is 'all'"),
+        ({"layer_replication": [[0, 2]]}, "layer_replication is [[0, 2]]"),
+        (
+            {"modules_to_save": ["lm_head"]},
+            "it has full weights of its own (modules_to_save: lm_head)",
+        ),
+        ({"init_lora_weights": "pissa"}, "init_lora_weights 'pissa' changes the base's weights"),
+    ],
+)
+def test_what_cannot_share_a_worker_is_told_how_to_be_served(
+    base: Path, lora: Path, changes: dict[str, Any], what: str
+) -> None:
+    said = complaint(base, configured(lora, **changes))
+    assert f"cannot share a decode worker: {what}" in said
+    assert "set merge: true for the role, which then gets workers of its own" in said
+
+
+def test_the_largest_rank_counts(lora: Path) -> None:
+    assert pooled_adapter.rank(lora) == 4
+    assert pooled_adapter.rank(configured(lora, rank_pattern={"q_proj": 24, "o_proj": 2})) == 24
+
+
+@pytest.mark.parametrize(("ranks", "most"), [([], 1), ([4], 8), ([8, 9], 16), ([512], 512)])
+def test_the_workers_take_the_next_rank_that_vllm_knows(ranks: list[int], most: int) -> None:
+    assert pooled_adapter.max_rank(ranks) == most
+
+
+def test_a_rank_beyond_all_is_refused() -> None:
+    with pytest.raises(ConfigError, match="rank 513: vLLM serves ranks up to 512"):
+        pooled_adapter.max_rank([513])
+
+
+def test_what_is_no_adapter_of_this_base_is_refused(base: Path, tiny_home: Path) -> None:
+    assert "is a full checkpoint, not an adapter" in complaint(base, base)
+    other = tiny_home / "models" / "tiny-other-geometry"
+    adapter = write_adapter(other, tiny_home / "other-adapter", targets=("k_proj",))
+    assert "was made for another model" in complaint(base, adapter)
