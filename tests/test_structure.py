@@ -42,7 +42,7 @@ def test_every_file_fits_in_a_head() -> None:
     assert {name: lines for name, lines in lengths.items() if lines > LONGEST_FILE} == {}
 
 
-@pytest.mark.parametrize("command", ["", "serve", "check", "models", "train", "eval"])
+@pytest.mark.parametrize("command", ["", "serve", "check", "models", "roles", "train", "eval"])
 def test_help_loads_neither_torch_nor_vllm(command: str) -> None:
     program = (
         "import sys; from prefillshare_server.cli import app\n"

@@ -179,19 +179,23 @@ def check(
 
     [dim]Example:[/dim]  prefillshare check cluster.yaml
     """
+    from prefillshare_server.config import LORA_POOL
+    from prefillshare_server.launch.decoders import decoders
+
     cluster = _load(cluster_file, settings, host, port, allow_untrained)
     _require_valid(cluster, cluster_file)
     table = Table("serves", "model", "workers", box=None, pad_edge=False)
-    engines = "engines" if cluster.colocated else "prefill"
-    table.add_row(
-        f"{cluster.base.name} (base)", cluster.base.model, f"{cluster.prefill.replicas} {engines}"
-    )
+    base = f"{cluster.prefill.replicas} prefill"
+    if cluster.colocated:
+        base = f"{cluster.engines} engines"
+    table.add_row(f"{cluster.base.name} (base)", cluster.base.model, base)
+    speakers = decoders(cluster, store.resolve(cluster.base.model))
     for name, role in cluster.roles.items():
         field, ref = role.decoder
         shown = ref if field == "model" else f"{cluster.base.model} + adapter {ref}"
         own = f"{role.replicas} of its own"
         shared = "the engines" if cluster.colocated else f"{cluster.lora.replicas} shared"
-        table.add_row(name, shown, shared if role.pooled else own)
+        table.add_row(name, shown, shared if speakers[name].pool == LORA_POOL else own)
     console = Console()
     console.print(table)
     console.print(f"[green]ok[/green]: {cluster_file} can be served")

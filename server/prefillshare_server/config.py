@@ -248,8 +248,9 @@ class Cluster(_Section):
 
     version: Literal[1] = 1
     mode: Literal["disaggregated", "colocated"] = "disaggregated"
-    """``colocated``: each engine prefills with the base's weights and decodes with adapters; there
-    are ``prefill.replicas`` of them, and no other workers."""
+    """``colocated``: each engine prefills with the base's weights and decodes with adapters, and
+    there are no other workers: as many as the larger of ``prefill.replicas`` and
+    ``lora.replicas`` says."""
     base: Base
     prefill: PrefillPool = PrefillPool()
     roles: dict[RoleName, Role] = Field(min_length=1)
@@ -300,10 +301,6 @@ class Cluster(_Section):
                 "router.affinity is hard, but in mode colocated a session may move to the engine "
                 "that has room; set it to soft, or mode: disaggregated"
             )
-        if "replicas" in self.lora.model_fields_set:
-            raise ValueError(
-                "lora.replicas: mode colocated has no such workers; set prefill.replicas"
-            )
         return self
 
     @property
@@ -320,6 +317,11 @@ class Cluster(_Section):
     def colocated(self) -> bool:
         """Whether engines prefill and decode."""
         return self.mode == "colocated"
+
+    @property
+    def engines(self) -> int:
+        """How many, if so."""
+        return max(self.prefill.replicas, self.lora.replicas)
 
     @classmethod
     def load(cls, path: Path, overrides: Mapping[str, Any] | None = None) -> Cluster:

@@ -175,6 +175,21 @@ def test_one_word_makes_it_one_engine(port: int, tiny_adapter: Path, tmp_path: P
     assert [spec.name for spec in plan(wanted, log_dir=tmp_path)] == ["engine-0"]
 
 
+@pytest.mark.parametrize(("prefill", "lora"), [(1, 2), (2, 1), (2, 2)])
+def test_there_are_as_many_engines_as_of_the_larger_pool(
+    port: int, tiny_adapter: Path, tmp_path: Path, prefill: int, lora: int
+) -> None:
+    wanted = cluster(
+        port,
+        roles={"critic": {"adapter": str(tiny_adapter)}},
+        prefill={"replicas": prefill},
+        lora={"replicas": lora},
+        mode="colocated",
+    )
+
+    assert [spec.name for spec in plan(wanted, log_dir=tmp_path)] == ["engine-0", "engine-1"]
+
+
 def test_one_engine_has_no_place_for_weights_of_their_own(port: int, tiny_adapter: Path) -> None:
     roles = {"critic": {"adapter": str(tiny_adapter)}, "other": {"model": "tiny-a"}}
 

@@ -213,3 +213,28 @@ def test_without_the_servers_packages_the_command_says_what_to_install(cluster_f
     assert "yaml is not installed" in done.stderr
     assert "prefillshare-agents[server]" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("mode", "workers"),
+    [("disaggregated", ["1 prefill", "1 shared"]), ("colocated", ["1 engines", "the engines"])],
+)
+def test_check_says_who_serves_each_role(
+    run: Run, cluster_file: Path, mode: str, workers: list[str]
+) -> None:
+    with cluster_file.open("a") as file:
+        file.write(f"lora: {{}}\nmode: {mode}\n")
+    result = run("check", cluster_file)
+
+    assert result.code == 0, result.err
+    base, planner = result.out.splitlines()[1:3]
+    assert [base.strip().endswith(workers[0]), planner.strip().endswith(workers[1])] == [True, True]
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:1", "127.0.0.1:8000", "no url", "http://[::1"])
+def test_roles_say_where_no_router_answers(run: Run, url: str) -> None:
+    result = run("roles", "list", "--url", url)
+
+    assert result.code == 2
+    assert url in result.err
+    assert "no router answers there" in result.err

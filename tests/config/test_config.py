@@ -232,10 +232,6 @@ def test_a_wrong_value_is_named_with_its_place_and_remedy(
             "role 'a' has merge: true, which needs workers of its own",
         ),
         (
-            "mode: colocated\nbase: {model: x}\nroles: {a: {adapter: ./y}}\nlora: {replicas: 2}",
-            "lora.replicas: mode colocated has no such workers; set prefill.replicas",
-        ),
-        (
             "mode: colocated\nbase: {model: x}\nroles: {a: {adapter: ./y}}\n"
             "router: {affinity: hard}",
             "router.affinity is hard, but in mode colocated a session may move",

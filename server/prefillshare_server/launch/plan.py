@@ -157,7 +157,7 @@ def _pools(cluster: Cluster) -> list[_Pool]:
         loras = Loras(max_loras(cluster), max_lora_rank(cluster))
     if cluster.colocated:
         args = {**args, **cluster.decode.args, **cluster.lora.args}
-        return [_Pool("colocated", LORA_POOL, base, name, cluster.prefill.replicas, args, loras)]
+        return [_Pool("colocated", LORA_POOL, base, name, cluster.engines, args, loras)]
     pools = [_Pool("prefill", None, base, name, cluster.prefill.replicas, args)]
     if loras is not None:
         args = {**cluster.decode.args, **cluster.lora.args}

@@ -1,0 +1,63 @@
+"""Which tokens of a batch run with an adapter: those from the last prompt token of a request on."""
+
+import warnings
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prefillshare_server.vllm_plugin import adapter_positions
+from prefillshare_server.vllm_plugin.adapter_positions import NO_ADAPTER, without_base_positions
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # Of what vLLM imports.
+    from vllm.v1.worker.gpu_input_batch import InputBatch
+
+requests = st.lists(
+    st.tuples(
+        st.integers(1, 40),  # prompt tokens
+        st.integers(0, 80),  # computed before
+        st.integers(1, 50),  # scheduled now
+        st.integers(0, 3),  # adapter, 0 for none
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+@given(requests)
+def test_a_token_has_an_adapter_from_the_last_prompt_token_on(
+    batch: list[tuple[int, int, int, int]],
+) -> None:
+    prompts, computed, scheduled, adapters = zip(*batch, strict=True)
+    mapped = [a for a, now in zip(adapters, scheduled, strict=True) for _ in range(now)]
+    inputs = (adapters, tuple(mapped), set(adapters))
+    of_samples, of_tokens, in_batch = without_base_positions(inputs, scheduled, prompts, computed)
+    assert of_tokens == tuple(
+        adapter if position >= prompt - 1 else NO_ADAPTER
+        for prompt, before, now, adapter in batch
+        for position in range(before, before + now)
+    )
+    assert (of_samples, in_batch) == (adapters, set(adapters))
+
+
+def test_the_v1_runner_maps_by_position(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM's own batch, with rows beyond the requests in it that hold something old."""
+    monkeypatch.setattr(InputBatch, "make_lora_inputs", InputBatch.make_lora_inputs)
+    adapter_positions._install_v1()
+    adapter_positions._install_v1()
+    batch = SimpleNamespace(
+        num_reqs=3,
+        request_lora_mapping=np.array([1, 0, 2, 9]),
+        lora_id_to_lora_request={1: "a", 2: "b"},
+        num_prompt_tokens=np.array([5, 3, 2, 100]),
+        num_computed_tokens_cpu=np.array([2, 0, 6, 0]),
+    )
+    of_samples, of_tokens, adapters = InputBatch.make_lora_inputs(
+        batch, np.array([4, 3, 1]), np.array([1, 1, 1])
+    )
+    assert of_tokens == (0, 0, 1, 1, 0, 0, 0, 2)
+    assert of_samples == (1, 0, 2)
+    assert adapters == {"a", "b"}
