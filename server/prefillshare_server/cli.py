@@ -194,7 +194,7 @@ def check(
         field, ref = role.decoder
         shown = ref if field == "model" else f"{cluster.base.model} + adapter {ref}"
         own = f"{role.replicas} of its own"
-        shared = "the engines" if cluster.colocated else f"{cluster.lora.replicas} shared"
+        shared = "the engines" if cluster.colocated else f"{cluster.lora_pool.replicas} shared"
         table.add_row(name, shown, shared if speakers[name].pool == LORA_POOL else own)
     console = Console()
     console.print(table)

@@ -255,7 +255,8 @@ class Cluster(_Section):
     prefill: PrefillPool = PrefillPool()
     roles: dict[RoleName, Role] = Field(min_length=1)
     decode: DecodePool = DecodePool()
-    lora: LoraPool = LoraPool()
+    lora: LoraPool | None = None
+    """None: there are such workers if a role has an adapter, with the defaults."""
     router: Router = Router()
     kv: KV = KV()
     layout: LayoutSettings = LayoutSettings()
@@ -278,12 +279,16 @@ class Cluster(_Section):
         return self
 
     @model_validator(mode="after")
-    def _pool_names_differ(self) -> Self:
-        if self.pooled and LORA_POOL in self.roles and not self.roles[LORA_POOL].pooled:
-            raise ValueError(
-                f"role {LORA_POOL!r} has workers of its own, and the workers that adapters share "
-                "have this name; rename the role"
-            )
+    def _worker_names_differ(self) -> Self:
+        others = {"prefill": "the prefill workers"}
+        if self.has_lora_pool:
+            others[LORA_POOL] = "the workers that adapters share"
+        for name, whose in others.items():
+            if name in self.roles and not self.roles[name].pooled:
+                raise ValueError(
+                    f"role {name!r} has no adapter to share workers, and its own would have the "
+                    f"name of {whose}; rename the role"
+                )
         return self
 
     @model_validator(mode="after")
@@ -311,7 +316,12 @@ class Cluster(_Section):
     @property
     def has_lora_pool(self) -> bool:
         """Whether there are workers that adapters share: for those here, or for later ones."""
-        return self.colocated or bool(self.pooled) or "lora" in self.model_fields_set
+        return self.colocated or bool(self.pooled) or self.lora is not None
+
+    @property
+    def lora_pool(self) -> LoraPool:
+        """Those workers, if there are any."""
+        return self.lora or LoraPool()
 
     @property
     def colocated(self) -> bool:
@@ -321,7 +331,7 @@ class Cluster(_Section):
     @property
     def engines(self) -> int:
         """How many, if so."""
-        return max(self.prefill.replicas, self.lora.replicas)
+        return max(self.prefill.replicas, self.lora_pool.replicas)
 
     @classmethod
     def load(cls, path: Path, overrides: Mapping[str, Any] | None = None) -> Cluster:

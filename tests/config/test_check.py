@@ -167,6 +167,16 @@ def test_the_base_as_a_role_needs_no_workers_beside_those_that_adapters_share(
     ]
 
 
+def test_a_role_with_an_adapter_may_have_the_name_of_the_shared_workers(
+    port: int, tiny_adapter: Path, tmp_path: Path
+) -> None:
+    roles = {"lora": {"adapter": str(tiny_adapter)}, "other": {"model": "tiny-a"}}
+
+    specs = plan(cluster(port, roles=roles), log_dir=tmp_path)
+
+    assert [spec.name for spec in specs] == ["prefill-0", "lora-0", "other-0"]
+
+
 def test_one_word_makes_it_one_engine(port: int, tiny_adapter: Path, tmp_path: Path) -> None:
     roles = {"critic": {"adapter": str(tiny_adapter)}, "plain": {"model": "tiny-base"}}
     wanted = cluster(port, roles=roles, mode="colocated")

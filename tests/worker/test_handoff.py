@@ -69,6 +69,7 @@ def test_the_same_prompt_again_receives_nothing(pair: Pair, tokens: Tokens) -> N
     assert pair.account(answer) == {
         "base_tokens_received": 0,
         "base_tokens_reused": 2 * BLOCK,
+        "base_tokens_computed": 0,
         "prompt_tokens_computed": 1,
         "generated_tokens_recomputed": 0,
         "handoff_bytes": 0,
@@ -85,6 +86,7 @@ def test_the_account_agrees_with_the_metrics(pair: Pair, tokens: Tokens) -> None
     assert account == {
         "base_tokens_received": 299,
         "base_tokens_reused": 0,
+        "base_tokens_computed": 0,
         "prompt_tokens_computed": 1,
         "generated_tokens_recomputed": 0,
         "handoff_bytes": moved,

@@ -14,8 +14,8 @@ CPU = Hardware(on_cpu=True, cores=8, memory_bytes=64 << 30)
 GPU = Hardware(on_cpu=False, cores=32, memory_bytes=256 << 30, gpus=2)
 
 
-def planned(tmp_path: Path, hardware: Hardware = CPU, **settings: Any) -> dict[str, WorkerSpec]:
-    cluster = Cluster.model_validate(
+def cluster_of(**settings: Any) -> Cluster:
+    return Cluster.model_validate(
         {
             "base": {"model": "tiny-base", "name": "the-base"},
             "prefill": {"replicas": 2},
@@ -23,7 +23,11 @@ def planned(tmp_path: Path, hardware: Hardware = CPU, **settings: Any) -> dict[s
             **settings,
         }
     )
-    return {spec.name: spec for spec in plan(cluster, log_dir=tmp_path, hardware=hardware)}
+
+
+def planned(tmp_path: Path, hardware: Hardware = CPU, **settings: Any) -> dict[str, WorkerSpec]:
+    specs = plan(cluster_of(**settings), log_dir=tmp_path, hardware=hardware)
+    return {spec.name: spec for spec in specs}
 
 
 def argument(spec: WorkerSpec, name: str) -> str:
@@ -41,6 +45,18 @@ def test_every_replica_of_every_pool_is_a_worker(tmp_path: Path) -> None:
         "planner",
         "critic",
     ]
+
+
+@pytest.mark.parametrize("settings", [{}, {"lora": {}}, {"mode": "colocated"}])
+def test_the_effective_configuration_starts_the_same_workers(
+    tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    roles = {"critic": {"model": "tiny-base"}}
+    before = planned(tmp_path, roles=roles, **settings)
+    file = tmp_path / "cluster.yaml"
+    file.write_text(cluster_of(roles=roles, **settings).to_yaml())
+    after = plan(Cluster.load(file), log_dir=tmp_path, hardware=CPU)
+    assert [spec.name for spec in after] == list(before)
 
 
 def test_no_two_workers_share_a_port(tmp_path: Path) -> None:

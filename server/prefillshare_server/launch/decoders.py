@@ -50,7 +50,7 @@ def weights_directory(role: Role, base_dir: Path, progress: store.Progress | Non
 
 def max_loras(cluster: Cluster) -> int:
     """Adapters in one batch of a worker that adapters share."""
-    return cluster.lora.max_loras or max(LEAST_LORAS, len(cluster.pooled) + SPARE_LORAS)
+    return cluster.lora_pool.max_loras or max(LEAST_LORAS, len(cluster.pooled) + SPARE_LORAS)
 
 
 def max_lora_rank(cluster: Cluster) -> int:
@@ -59,7 +59,7 @@ def max_lora_rank(cluster: Cluster) -> int:
         name: pooled_adapter.rank(store.resolve(role.decoder.ref))
         for name, role in cluster.pooled.items()
     }
-    allowed = cluster.lora.max_lora_rank
+    allowed = cluster.lora_pool.max_lora_rank
     for name, rank in ranks.items():
         if allowed is not None and rank > allowed:
             raise ConfigError(

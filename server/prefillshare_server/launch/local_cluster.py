@@ -25,6 +25,7 @@ from prefillshare_server.launch.process import (
 )
 from prefillshare_server.launch.supervisor import Supervisor
 from prefillshare_server.launch.warmup import warm_up_pair
+from prefillshare_server.launch.zygote import Zygote, can_fork
 from prefillshare_server.models import store
 from prefillshare_server.router.topology import Decoder, WorkerEndpoint
 
@@ -50,6 +51,7 @@ class LocalCluster:
         self.log_dir = log_dir or default_log_dir()
         self._on_event = on_event or _ignore
         self._workers: dict[str, WorkerProcess] = {}
+        self._zygote: Zygote | None = None
         self._endpoints: tuple[WorkerEndpoint, ...] = ()
         self._decoders: Mapping[str, Decoder] = {}
         self._supervision: asyncio.Task[NoReturn] | None = None
@@ -97,6 +99,7 @@ class LocalCluster:
         if self._supervision is not None:
             self._supervision.cancel()
             await asyncio.wait({self._supervision})
+        self._stop_zygote()
         stops = (worker.stop() for worker in self._workers.values())
         for failure in await asyncio.gather(*stops, return_exceptions=True):
             if failure is not None:
@@ -119,6 +122,7 @@ class LocalCluster:
         unready = [spec.name for spec in specs]
         try:
             async with asyncio.timeout(limit_s), aiohttp.ClientSession() as http:
+                await self._import_once(specs)
                 self._endpoints = tuple(
                     await _all([self._until_serving(spec, http) for spec in specs])
                 )
@@ -144,7 +148,7 @@ class LocalCluster:
         self, spec: WorkerSpec, http: aiohttp.ClientSession, *, restart: int = 0
     ) -> WorkerEndpoint:
         try:
-            worker = self._workers[spec.name] = WorkerProcess(spec, restart=restart)
+            worker = self._workers[spec.name] = self._process(spec, restart)
         except OSError as error:
             raise WorkerFailedError(spec, f"it cannot be started: {error}") from error
         self._on_event(spec.name, "starting", f"port {spec.port}")
@@ -167,6 +171,30 @@ class LocalCluster:
                     num_blocks=info.num_blocks,
                 )
             await asyncio.sleep(_POLL_S)
+
+    async def _import_once(self, specs: Sequence[WorkerSpec]) -> None:
+        """Have a process import vLLM for all workers. Without it they start, but more slowly."""
+        forked = [spec for spec in specs if can_fork(spec)]
+        if not forked:
+            return
+        for spec in forked:
+            self._on_event(spec.name, "starting", "importing vLLM, once for all workers")
+        self._zygote = Zygote(forked[0], self.log_dir / "zygote.log")
+        if not await self._zygote.ready():
+            self._stop_zygote()
+
+    def _process(self, spec: WorkerSpec, restart: int) -> WorkerProcess:
+        if self._zygote is not None and can_fork(spec):
+            try:
+                return WorkerProcess(spec, restart=restart, zygote=self._zygote)
+            except OSError:
+                self._stop_zygote()
+        return WorkerProcess(spec, restart=restart)
+
+    def _stop_zygote(self) -> None:
+        if self._zygote is not None:
+            self._zygote.stop()
+            self._zygote = None
 
     async def _start_again(self, name: str) -> None:
         """Replace a worker that ended, on the same ports, and warm it up."""

@@ -61,8 +61,13 @@ class WorkerSpec:
     log: Path
 
     @property
+    def arguments(self) -> list[str]:
+        """Of `vllm_plugin/worker.py`."""
+        return [*self.argv, "--port", str(self.port)]
+
+    @property
     def command(self) -> list[str]:
-        return [sys.executable, "-m", f"{PLUGIN}.worker", *self.argv, "--port", str(self.port)]
+        return [sys.executable, "-m", f"{PLUGIN}.worker", *self.arguments]
 
     @property
     def environment(self) -> dict[str, str]:
@@ -153,17 +158,19 @@ def _pools(cluster: Cluster) -> list[_Pool]:
     name, args = cluster.base.name, cluster.prefill.args
     loras = None
     if cluster.has_lora_pool:
-        check_user_args(cluster.lora.args, "lora.args")
+        check_user_args(cluster.lora_pool.args, "lora.args")
         loras = Loras(max_loras(cluster), max_lora_rank(cluster))
     if cluster.colocated:
-        args = {**args, **cluster.decode.args, **cluster.lora.args}
+        args = {**args, **cluster.decode.args, **cluster.lora_pool.args}
         return [_Pool("colocated", LORA_POOL, base, name, cluster.engines, args, loras)]
     pools = [_Pool("prefill", None, base, name, cluster.prefill.replicas, args)]
     if loras is not None:
-        args = {**cluster.decode.args, **cluster.lora.args}
-        pools.append(_Pool("decode", LORA_POOL, base, name, cluster.lora.replicas, args, loras))
+        args = {**cluster.decode.args, **cluster.lora_pool.args}
+        pools.append(
+            _Pool("decode", LORA_POOL, base, name, cluster.lora_pool.replicas, args, loras)
+        )
     for role, decoder in speakers.items():
-        if decoder.pool != role:
+        if loras is not None and decoder.pool == LORA_POOL:
             continue
         settings = cluster.roles[role]
         check_user_args(settings.args, f"roles.{role}.args")

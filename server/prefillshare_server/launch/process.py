@@ -9,11 +9,12 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Literal
+from typing import IO, Literal
 
 import psutil
 
 from prefillshare_server.launch.plan import WorkerSpec
+from prefillshare_server.launch.zygote import Zygote
 
 State = Literal["starting", "loading", "warming", "ready", "failed", "died"]
 OnEvent = Callable[[str, State, str], None]
@@ -55,10 +56,11 @@ class WorkerFailedError(RuntimeError):
 class WorkerProcess:
     """A started worker; its processes form one process group."""
 
-    def __init__(self, spec: WorkerSpec, *, restart: int = 0) -> None:
+    def __init__(self, spec: WorkerSpec, *, restart: int = 0, zygote: Zygote | None = None) -> None:
         """Start it. Call from a thread that lives as long as the worker: see lifetime.py.
 
-        `restart` counts the starts before this one, whose log is kept. Raises OSError.
+        `restart` counts the starts before this one, whose log is kept. With a `zygote` it is forked
+        there. Raises OSError.
         """
         self.spec = spec
         self.restart = restart
@@ -75,15 +77,7 @@ class WorkerProcess:
                 )
                 log.flush()
             self._log_start = log.tell()
-            self._process = subprocess.Popen(
-                spec.command,
-                env=spec.environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                # Ctrl-C in the terminal reaches the launcher only, which stops workers in order.
-                start_new_session=True,
-            )
+            self._process = zygote.fork(spec) if zygote is not None else _started(spec, log)
 
     @property
     def pid(self) -> int:
@@ -181,6 +175,18 @@ class WorkerProcess:
         return list(family)
 
 
+def _started(spec: WorkerSpec, log: IO[bytes]) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen(
+        spec.command,
+        env=spec.environment,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        # Ctrl-C in the terminal reaches the launcher only, which stops workers in order.
+        start_new_session=True,
+    )
+
+
 def _set_aside_if_long(log: Path) -> None:
     """As `<name>.log.1`, in place of an older one."""
     with suppress(FileNotFoundError):
@@ -197,9 +203,20 @@ def _is_resource_tracker(process: psutil.Process) -> bool:
 def _alive(processes: list[psutil.Process]) -> bool:
     for process in processes:
         with suppress(psutil.NoSuchProcess):
-            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+            if process.is_running() and not (
+                process.status() == psutil.STATUS_ZOMBIE and _reaped(process.pid)
+            ):
                 return True
     return False
+
+
+def _reaped(zombie: int) -> bool:
+    """Whether it is over with this process, which may have been adopted here (see zygote.py)."""
+    try:
+        # Not while threads of it are still ending.
+        return os.waitpid(zombie, os.WNOHANG)[0] == zombie
+    except ChildProcessError:
+        return True
 
 
 def reason_in(log: str) -> str | None:
