@@ -16,11 +16,15 @@ from typing import Any
 import httpx
 
 TAIL = 48
-"""Tokens that only one role's prompts end with: its instructions."""
+"""Tokens that only one role's prompts end with in a session: its instructions."""
+SHORT_TAIL = 8
+"""The same where KV blocks are counted: with some tokens of its answer, less than a block."""
 ANSWER = 24
+LONG_ANSWER = 400
+"""Not over before all roles are in the middle of theirs."""
 CALL_S = 1800
-_IDS = range(1000, 40000)
-"""Ordinary tokens of the vocabulary."""
+_IDS = range(20, 250)
+"""Ordinary tokens of any vocabulary: what a prompt costs does not depend on what it says."""
 
 
 @dataclass(frozen=True)
@@ -52,14 +56,14 @@ def tokens(count: int, *seed: object) -> list[int]:
 
 
 def call(
-    http: httpx.Client, role: str, context: Sequence[int], session: str, answer: int = ANSWER
+    http: httpx.Client, role: str, context: Sequence[int], session: str, *, tail: int = TAIL
 ) -> Call:
     """One greedy call over a stream."""
     first = 0.0
     output: list[int] = []
     usage: dict[str, Any] = {}
     started = time.perf_counter()
-    with _stream(http, role, context, session, answer) as lines:
+    with _stream(http, role, context, session, tail=tail, answer=ANSWER) as lines:
         for chunk in lines:
             for choice in chunk["choices"]:
                 first = first or time.perf_counter()
@@ -103,7 +107,7 @@ def run_sessions(
 def prefilled_by(url: str, roles: Sequence[str], context: Sequence[int], name: str) -> int:
     """Prompt tokens computed when each role answers once over one context, one after the other."""
     with httpx.Client(base_url=url, timeout=CALL_S) as http:
-        made = [call(http, role, context, name) for role in roles]
+        made = [call(http, role, context, name, tail=SHORT_TAIL) for role in roles]
     return sum(each.prompt_tokens - each.cached_tokens for each in made)
 
 
@@ -115,7 +119,7 @@ def answering(url: str, roles: Sequence[str], context: Sequence[int], name: str)
     def answer(role: str) -> None:
         with (
             httpx.Client(base_url=url, timeout=CALL_S) as http,
-            _stream(http, role, context, name, 2000) as lines,
+            _stream(http, role, context, name, tail=SHORT_TAIL, answer=LONG_ANSWER) as lines,
         ):
             next(lines)
             begun.wait(CALL_S)
@@ -135,11 +139,17 @@ def answering(url: str, roles: Sequence[str], context: Sequence[int], name: str)
 
 @contextmanager
 def _stream(
-    http: httpx.Client, role: str, context: Sequence[int], session: str, answer: int
+    http: httpx.Client,
+    role: str,
+    context: Sequence[int],
+    session: str,
+    *,
+    tail: int,
+    answer: int,
 ) -> Iterator[Iterator[dict[str, Any]]]:
     body = {
         "model": role,
-        "prompt": [*context, *tokens(TAIL, role)],
+        "prompt": [*context, *tokens(tail, role)],
         "max_tokens": answer,
         "temperature": 0,
         "ignore_eos": True,

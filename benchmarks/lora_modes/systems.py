@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,8 @@ BLOCK = 32
 """Tokens per KV block."""
 START_S = 600
 STOP_S = 60
-MAX_MODEL_LEN = 8192
+LONGEST = 8192
+"""Tokens of a prompt and its answer, if the base can have so many."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,12 @@ class Setting:
     adapters: Mapping[str, Path]
     """By role."""
     blocks: int
-    """KV blocks over all workers of a system."""
+    """KV blocks over all workers of a system; of two kinds of workers, each kind has half."""
+
+    @property
+    def max_model_len(self) -> int:
+        """In tokens."""
+        return min(LONGEST, checkpoint.context_length(store.resolve(self.base)))
 
 
 @contextmanager
@@ -68,7 +74,7 @@ def stock(setting: Setting, folder: Path) -> Iterator[Running]:
         *("--model", str(base_dir), "--served-model-name", "base"),
         *("--host", "127.0.0.1", "--port", str(port)),
         *("--dtype", checkpoint.dtype(base_dir) or "bfloat16"),
-        *("--max-model-len", str(MAX_MODEL_LEN), "--block-size", str(BLOCK)),
+        *("--max-model-len", str(setting.max_model_len), "--block-size", str(BLOCK)),
         *("--num-gpu-blocks-override", str(setting.blocks)),
         *("--enable-prefix-caching", "--enable-prompt-tokens-details"),
         *("--enable-lora", "--max-loras", str(len(setting.adapters)), "--max-lora-rank", "16"),
@@ -92,7 +98,8 @@ def stock(setting: Setting, folder: Path) -> Iterator[Running]:
     try:
         while not _answers(f"{url}/health"):
             if server.poll() is not None or time.monotonic() > started + START_S:
-                raise RuntimeError(f"stock vLLM does not start; see {log.name}")
+                said = "".join(Path(log.name).read_text().splitlines(keepends=True)[-20:])
+                raise RuntimeError(f"stock vLLM does not start:\n{said}")
             time.sleep(0.2)
 
         def in_use() -> int:
@@ -101,22 +108,25 @@ def stock(setting: Setting, folder: Path) -> Iterator[Running]:
 
         yield Running(url, time.monotonic() - started, in_use, lambda: _family(server.pid))
     finally:
-        os.killpg(server.pid, signal.SIGTERM)
+        server.terminate()
         try:
             server.wait(STOP_S)
         except subprocess.TimeoutExpired:
-            os.killpg(server.pid, signal.SIGKILL)
+            pass
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(server.pid, signal.SIGKILL)
             server.wait()
 
 
-def _ours(name: str, changes: Callable[[Setting], Mapping[str, Any]], workers: int) -> Start:
+def _ours(name: str, changes: Callable[[Setting], Mapping[str, Any]]) -> Start:
     @contextmanager
     def start(setting: Setting, folder: Path) -> Iterator[Running]:
         cluster = Cluster.model_validate(
             {
                 "base": {"model": setting.base},
-                "kv": {"blocks": setting.blocks // workers, "block_size": BLOCK},
-                "max_model_len": MAX_MODEL_LEN,
+                "kv": {"block_size": BLOCK},
+                "max_model_len": setting.max_model_len,
                 # The adapters are drawn, not trained.
                 "allow_untrained": True,
                 "timeouts": {"start_s": START_S, "queue_s": START_S},
@@ -131,10 +141,13 @@ def _ours(name: str, changes: Callable[[Setting], Mapping[str, Any]], workers: i
                 # vLLM keeps one block of each worker for itself.
                 return sum(s["num_blocks"] - 1 - s["free_blocks"] for s in states)
 
-            def processes() -> list[psutil.Process]:
-                return [each for pid in served.pids.values() for each in _family(pid)]
-
-            yield Running(served.url, time.monotonic() - started, in_use, processes)
+            # The router's part is in this process.
+            yield Running(
+                served.url,
+                time.monotonic() - started,
+                in_use,
+                lambda: psutil.Process().children(recursive=True),
+            )
 
     return start
 
@@ -143,18 +156,31 @@ def _adapters(setting: Setting, **options: Any) -> dict[str, Any]:
     return {role: {"adapter": str(path), **options} for role, path in setting.adapters.items()}
 
 
-def systems(roles: int) -> dict[str, Start]:
-    """By name; `roles` is how many there are."""
-    return {
-        "stock": stock,
-        "one_engine": _ours(
-            "one_engine", lambda s: {"roles": _adapters(s), "mode": "colocated"}, workers=1
-        ),
-        "lora_pool": _ours("lora_pool", lambda s: {"roles": _adapters(s)}, workers=2),
-        "worker_per_role": _ours(
-            "worker_per_role", lambda s: {"roles": _adapters(s, merge=True)}, workers=1 + roles
-        ),
-    }
+def _one_engine(setting: Setting) -> dict[str, Any]:
+    return {"mode": "colocated", "roles": _adapters(setting), "prefill": _blocks(setting.blocks)}
+
+
+def _lora_pool(setting: Setting) -> dict[str, Any]:
+    half = _blocks(setting.blocks // 2)
+    return {"roles": _adapters(setting), "prefill": half, "lora": half}
+
+
+def _worker_per_role(setting: Setting) -> dict[str, Any]:
+    half = setting.blocks // 2
+    each = _blocks(half // len(setting.adapters))
+    return {"roles": _adapters(setting, merge=True, **each), "prefill": _blocks(half)}
+
+
+def _blocks(count: int) -> dict[str, Any]:
+    return {"args": {"num-gpu-blocks-override": count}}
+
+
+SYSTEMS: Mapping[str, Start] = {
+    "stock": stock,
+    "one_engine": _ours("one_engine", _one_engine),
+    "lora_pool": _ours("lora_pool", _lora_pool),
+    "worker_per_role": _ours("worker_per_role", _worker_per_role),
+}
 
 
 LABELS = {
@@ -167,8 +193,11 @@ LABELS = {
 
 def write_adapters(base: str, folder: Path, roles: Sequence[str]) -> dict[str, Path]:
     """Adapters of rank 16 on all linear layers. Drawn weights cost what trained ones do."""
+    from transformers.utils import logging
+
     from tests.adapters import write_adapter
 
+    logging.disable_progress_bar()
     every = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
     base_dir = store.resolve(base)
     return {
