@@ -20,7 +20,8 @@ def write_adapter(
     from transformers import AutoModelForCausalLM
 
     base = AutoModelForCausalLM.from_pretrained(base_dir)
-    lora = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=list(targets), **options)
+    options = {"lora_alpha": 2 * rank, **options}
+    lora = LoraConfig(r=rank, target_modules=list(targets), **options)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = get_peft_model(base, lora)

@@ -24,6 +24,7 @@ from tests.served import serve_in_thread
 
 BLOCK = 32
 """Tokens per KV block."""
+RANK = 8
 START_S = 600
 STOP_S = 60
 LONGEST = 8192
@@ -77,7 +78,7 @@ def stock(setting: Setting, folder: Path) -> Iterator[Running]:
         *("--max-model-len", str(setting.max_model_len), "--block-size", str(BLOCK)),
         *("--num-gpu-blocks-override", str(setting.blocks)),
         *("--enable-prefix-caching", "--enable-prompt-tokens-details"),
-        *("--enable-lora", "--max-loras", str(len(setting.adapters)), "--max-lora-rank", "16"),
+        *("--enable-lora", "--max-loras", str(len(setting.adapters)), "--max-lora-rank", str(RANK)),
         "--lora-modules",
         *(f"{role}={path}" for role, path in setting.adapters.items()),
     ]
@@ -192,16 +193,16 @@ LABELS = {
 
 
 def write_adapters(base: str, folder: Path, roles: Sequence[str]) -> dict[str, Path]:
-    """Adapters of rank 16 on all linear layers. Drawn weights cost what trained ones do."""
+    """Adapters of the form of examples/specialists. Drawn weights cost what trained ones do."""
     from transformers.utils import logging
 
     from tests.adapters import write_adapter
 
     logging.disable_progress_bar()
-    every = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    layers = ("q_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
     base_dir = store.resolve(base)
     return {
-        role: write_adapter(base_dir, folder / role, seed=seed, rank=16, targets=every)
+        role: write_adapter(base_dir, folder / role, seed=seed, rank=RANK, targets=layers)
         for seed, role in enumerate(roles)
     }
 

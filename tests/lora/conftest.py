@@ -13,6 +13,7 @@ from prefillshare_server.models import store
 from tests.adapters import write_adapter
 from tests.served import Served, serve_in_thread
 
+# `max_loras` is less than the adapters that the tests use: they take turns in the slots.
 COMMON = """\
 version: 1
 base: {{model: tiny-base}}
@@ -29,10 +30,10 @@ allow_untrained: true
 
 CLUSTERS = {
     "disaggregated": COMMON.replace("dtype:", "  judge: {{model: tiny-a}}\ndtype:")
-    + "lora: {{replicas: 2, max_lora_rank: 16}}\n",
+    + "lora: {{replicas: 2, max_loras: 2, max_lora_rank: 16}}\n",
     # Prompts run in chunks.
-    "colocated": COMMON
-    + "mode: colocated\nlora: {{max_lora_rank: 16, args: {{max-num-batched-tokens: 128}}}}\n",
+    "colocated": COMMON + "mode: colocated\n"
+    "lora: {{max_loras: 2, max_lora_rank: 16, args: {{max-num-batched-tokens: 128}}}}\n",
 }
 
 
@@ -46,12 +47,22 @@ def nothing_left_behind() -> Iterator[None]:
 
 @pytest.fixture(scope="package")
 def adapters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Adapters that differ in rank and in the layers they adapt."""
+    """Adapters that differ in rank, scale and the layers they adapt."""
     base_dir, folder = store.build("tiny-base"), tmp_path_factory.mktemp("adapters")
     every = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
     return {
         "planner": write_adapter(base_dir, folder / "planner", seed=1, rank=4),
-        "solver": write_adapter(base_dir, folder / "solver", seed=2, rank=16, targets=every),
+        "solver": write_adapter(
+            base_dir,
+            folder / "solver",
+            seed=2,
+            rank=16,
+            targets=every,
+            rank_pattern={"k_proj": 2},
+            alpha_pattern={"up_proj": 5},
+            use_rslora=True,
+            lora_alpha=8,
+        ),
         "late": write_adapter(base_dir, folder / "late", seed=3, rank=8, targets=("up_proj",)),
     }
 

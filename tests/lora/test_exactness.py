@@ -9,6 +9,7 @@ import httpx
 import openai
 import pytest
 
+from tests.engine_faults.at_rest import assert_at_rest
 from tests.lora.test_pool import BLOCK, ROLES, TASK, TOLERANCE, deviation, report
 from tests.reference import base_cache_gaps, base_cache_logprobs
 from tests.served import Served
@@ -50,13 +51,19 @@ def test_prompt_lengths_around_a_block_border(
 
 
 def test_a_context_that_grows_over_all_roles(
-    client: openai.OpenAI, decoders: dict[str, Path], new_session: Callable[[], str]
+    client: openai.OpenAI,
+    served_roles: list[str],
+    decoders: dict[str, Path],
+    new_session: Callable[[], str],
 ) -> None:
-    """Every answer becomes context, which the base computes anew: no adapter's KV is ever read."""
+    """Adapters, the base and, where there are any, weights with workers of their own.
+
+    Every answer becomes context, which the base computes anew: no adapter's KV is ever read.
+    """
     session = new_session()
     messages: list[dict[str, Any]] = [{"role": "user", "content": TASK}]
     for turn in range(9):
-        role = ROLES[turn % 3]
+        role = served_roles[turn % len(served_roles)]
         answer = client.chat.completions.create(
             model=role,
             messages=messages,  # type: ignore[arg-type]
@@ -134,6 +141,29 @@ def test_an_answer_outlives_its_worker(
     gaps = base_cache_gaps(decoders["base"], decoders["planner"], prompt, output)
     assert max(gaps) < GREEDY
     assert told["resumed"] == 1
+
+
+def test_nothing_is_left_of_calls_that_ended_and_of_those_given_up(
+    served: Served, client: openai.OpenAI, new_session: Callable[[], str]
+) -> None:
+    """No call, reservation, lease, request or block; a cached block is free to be taken."""
+
+    def give_up(number: int) -> None:
+        stream = client.chat.completions.create(
+            model=ROLES[number % 3],
+            messages=[{"role": "user", "content": f"{number}: {TASK}"}],
+            max_tokens=2000,
+            stream=True,
+            extra_body={"ignore_eos": True},
+            extra_headers={"X-Session-ID": new_session()},
+        )
+        with stream:
+            for _ in zip(range(number), stream, strict=False):
+                pass
+
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(give_up, range(6)))
+    assert_at_rest(served)
 
 
 def test_preemption_in_one_engine_changes_no_answer(

@@ -37,7 +37,6 @@ def complaint(base: Path, directory: Path) -> str:
 
 
 def test_the_copy_is_whole_and_does_not_change_with_the_folder(base: Path, lora: Path) -> None:
-    (lora / "prefillshare.json").write_text("{}")
     name = pooled_adapter.pooled(base, lora)
     copy = pooled_adapter.home() / name
     before = (copy / "adapter_model.safetensors").read_bytes()
@@ -45,7 +44,6 @@ def test_the_copy_is_whole_and_does_not_change_with_the_folder(base: Path, lora:
     assert {file.name for file in copy.iterdir()} == {
         "adapter_config.json",
         "adapter_model.safetensors",
-        "prefillshare.json",
     }
     write_adapter(base, lora, seed=11)
     assert pooled_adapter.pooled(base, lora) != name
@@ -56,6 +54,25 @@ def test_equal_adapters_have_one_name_wherever_they_are(
     base: Path, lora: Path, tiny_adapter: Path
 ) -> None:
     assert pooled_adapter.pooled(base, lora) == pooled_adapter.pooled(base, tiny_adapter)
+
+
+def test_what_changes_while_it_is_copied_is_not_served(
+    base: Path, lora: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when a training writes there."""
+    copyfile, before = shutil.copyfile, list(pooled_adapter.home().glob("adapter-*"))
+
+    def copy_something_else(source: Path, target: Path) -> None:
+        copyfile(source, target)
+        with target.open("ab") as file:
+            file.write(b" ")
+
+    configured(lora, lora_alpha=12345)
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "copyfile", copy_something_else)
+        assert "changed while it was read; try again" in complaint(base, lora)
+    assert list(pooled_adapter.home().glob("adapter-*")) == before
+    pooled_adapter.pooled(base, lora)
 
 
 def test_another_scale_is_another_adapter(base: Path, lora: Path) -> None:

@@ -1,7 +1,8 @@
 """Which tokens of a batch run with an adapter: those from the last prompt token of a request on."""
 
+import sys
 import warnings
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from prefillshare_server.vllm_plugin.adapter_positions import NO_ADAPTER, withou
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Of what vLLM imports.
+    from vllm.v1.worker.gpu.lora_utils import LoraState
     from vllm.v1.worker.gpu_input_batch import InputBatch
 
 requests = st.lists(
@@ -61,3 +63,33 @@ def test_the_v1_runner_maps_by_position(monkeypatch: pytest.MonkeyPatch) -> None
     assert of_tokens == (0, 0, 1, 1, 0, 0, 0, 2)
     assert of_samples == (1, 0, 2)
     assert adapters == {"a", "b"}
+
+
+def test_the_v2_runner_maps_by_position(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM's own LoRA state; the runner, which needs a GPU, is a stand-in."""
+
+    class GPUModelRunner:
+        def __init__(self) -> None:
+            self.lora_state = LoraState(max_num_reqs=4)
+            self.req_states = SimpleNamespace(
+                prompt_len=SimpleNamespace(np=np.array([2, 100, 5, 3])),
+                num_computed_prefill_tokens=np.array([2, 0, 2, 0]),
+            )
+
+    module = ModuleType("model_runner")
+    module.GPUModelRunner = GPUModelRunner  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "vllm.v1.worker.gpu.model_runner", module)
+    monkeypatch.setattr(LoraState, "make_lora_inputs", LoraState.make_lora_inputs)
+    adapter_positions._install_v2()
+    state = GPUModelRunner().lora_state
+    adapters = {name: SimpleNamespace(lora_int_id=number) for number, name in enumerate("ab", 1)}
+    # In the order of the state, which is not that of the batch.
+    for index, (request, adapter) in enumerate([("z", "b"), ("w", "a"), ("x", "a")]):
+        state.add_request(request, index, adapters[adapter])
+    state.add_request("y", 3, None)
+    monkeypatch.setattr(state, "get_activate_loras", lambda _: set("ab"))
+    of_samples, of_tokens, _ = state.make_lora_inputs(
+        ["x", "y", "z"], np.array([2, 3, 0]), np.array([4, 3, 1])
+    )
+    assert of_tokens == (0, 0, 1, 1, 0, 0, 0, 2)
+    assert of_samples == (1, 0, 2)

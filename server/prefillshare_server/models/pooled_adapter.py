@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from prefillshare_server.errors import ConfigError, Problem
-from prefillshare_server.models import checkpoint, provenance, store, weights
+from prefillshare_server.models import checkpoint, store, weights
 from prefillshare_server.models.adapter import (
     CONFIG_FILE,
     WEIGHTS_FILE,
@@ -54,9 +54,12 @@ def pooled(base_dir: Path, adapter_dir: Path) -> str:
 
     def write(directory: Path) -> None:
         require_space(target, (adapter_dir / WEIGHTS_FILE).stat().st_size)
-        for file in (WEIGHTS_FILE, CONFIG_FILE, provenance.FILE):
-            if (adapter_dir / file).is_file():
-                shutil.copyfile(adapter_dir / file, directory / file)
+        for file in (WEIGHTS_FILE, CONFIG_FILE):
+            shutil.copyfile(adapter_dir / file, directory / file)
+        if _digest(directory) != name:
+            raise ConfigError(
+                Problem(str(adapter_dir), "changed while it was read", "try again when it is whole")
+            )
 
     build_once(target, write, found=found, progress=silent)
     return name
