@@ -29,7 +29,7 @@ def main(
     system: Annotated[
         list[str] | None, typer.Option(help=f"One of {', '.join(LABELS)}; may be repeated.")
     ] = None,
-    roles: Annotated[int, typer.Option(help="In the sessions.", min=1, max=8)] = 4,
+    roles: Annotated[int, typer.Option(help=f"In the sessions: one of {SCALES}.")] = 4,
     sessions: Annotated[
         list[int] | None, typer.Option(help="At once; may be repeated.", show_default="1, 4, 16")
     ] = None,
@@ -41,8 +41,10 @@ def main(
 ) -> None:
     """Serve the same roles in every way, send the same calls, and print the figures side by side.
 
-    Some 40 minutes on two cores. Each system is started from nothing, alone on the machine.
+    Some 50 minutes on two cores. Each system is started from nothing, alone on the machine.
     """
+    if roles not in SCALES:
+        raise typer.BadParameter(f"{roles} is none of {SCALES}", param_hint="--roles")
     console = Console(stderr=True)
     names = [f"role{number}" for number in range(max(SCALES))]
     path = folder / f"{NAME}.json"

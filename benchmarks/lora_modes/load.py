@@ -80,7 +80,7 @@ def run_sessions(
 
     A context of `start` tokens grows to `end`: by each answer, and by new tokens after it.
     """
-    step = (end - start) // calls
+    step = (end - start) // (calls - 1)
 
     def session(number: int) -> list[Call]:
         context, made = tokens(start, name, number), []

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import signal
+import re
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,13 @@ from prefillshare_server.config import Cluster
 from prefillshare_server.launch.hardware import Hardware
 from prefillshare_server.launch.ports import free_ports
 from prefillshare_server.models import checkpoint, store
-from tests.served import serve_in_thread
 
 BLOCK = 32
 """Tokens per KV block."""
 RANK = 8
 START_S = 600
 STOP_S = 60
+PREFILLSHARE = (sys.executable, "-c", "from prefillshare_server.cli import main; main()")
 LONGEST = 8192
 """Tokens of a prompt and its answer, if the base can have so many."""
 
@@ -37,17 +37,18 @@ class Running:
 
     url: str
     ready_s: float
-    """From nothing to the first call."""
+    """From nothing until it answers /health; ours has then answered calls of its own."""
     blocks_in_use: Callable[[], int]
     """KV blocks that running calls hold, over all workers."""
-    processes: Callable[[], list[psutil.Process]]
+    pid: int
+    """Of the process that started all others."""
 
     def rss_mb(self) -> float:
         """Memory of all its processes; what they share counts once."""
-        return sum(process.memory_full_info().pss for process in self.processes()) / 2**20
+        return sum(process.memory_full_info().pss for process in _family(self.pid)) / 2**20
 
 
-Start = Callable[["Setting", Path], Any]
+Start = Callable[["Setting", Path], AbstractContextManager[Running]]
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ def stock(setting: Setting, folder: Path) -> Iterator[Running]:
         "--lora-modules",
         *(f"{role}={path}" for role, path in setting.adapters.items()),
     ]
-    environment = os.environ | {"VLLM_PLUGINS": "", "HF_HUB_OFFLINE": "1"}
+    environment = {"VLLM_PLUGINS": "", "HF_HUB_OFFLINE": "1"}
     if Hardware.detect().on_cpu:
         command += ["--enforce-eager", "--distributed-executor-backend", "uni"]
         environment |= {
@@ -90,67 +91,80 @@ def stock(setting: Setting, folder: Path) -> Iterator[Running]:
             "OMP_NUM_THREADS": str(os.cpu_count()),
             "VLLM_CPU_KVCACHE_SPACE": "1",
         }
-    started = time.monotonic()
-    with (folder / "stock.log").open("wb") as log:
-        server = subprocess.Popen(
-            command, env=environment, stdout=log, stderr=log, start_new_session=True
-        )
     url = f"http://127.0.0.1:{port}"
-    try:
-        while not _answers(f"{url}/health"):
-            if server.poll() is not None or time.monotonic() > started + START_S:
-                said = "".join(Path(log.name).read_text().splitlines(keepends=True)[-20:])
-                raise RuntimeError(f"stock vLLM does not start:\n{said}")
-            time.sleep(0.2)
+    with _started(command, environment, url, folder / "stock.log") as (pid, ready_s):
 
         def in_use() -> int:
             share = _metric(httpx.get(f"{url}/metrics").text, "vllm:kv_cache_usage_perc")
             return round(share * (setting.blocks - 1))
 
-        yield Running(url, time.monotonic() - started, in_use, lambda: _family(server.pid))
-    finally:
-        server.terminate()
-        try:
-            server.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            pass
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(server.pid, signal.SIGKILL)
-            server.wait()
+        yield Running(url, ready_s, in_use, pid)
 
 
 def _ours(name: str, changes: Callable[[Setting], Mapping[str, Any]]) -> Start:
     @contextmanager
     def start(setting: Setting, folder: Path) -> Iterator[Running]:
-        cluster = Cluster.model_validate(
-            {
-                "base": {"model": setting.base},
-                "kv": {"block_size": BLOCK},
-                "max_model_len": setting.max_model_len,
-                # The adapters are drawn, not trained.
-                "allow_untrained": True,
-                "timeouts": {"start_s": START_S, "queue_s": START_S},
-            }
-            | dict(changes(setting))
-        )
-        started = time.monotonic()
-        with serve_in_thread(cluster, log_dir=folder / name) as served:
-
-            def in_use() -> int:
-                states = [httpx.get(f"{w.url}/prefillshare/state").json() for w in served.workers]
-                # vLLM keeps one block of each worker for itself.
-                return sum(s["num_blocks"] - 1 - s["free_blocks"] for s in states)
-
-            # The router's part is in this process.
-            yield Running(
-                served.url,
-                time.monotonic() - started,
-                in_use,
-                lambda: psutil.Process().children(recursive=True),
-            )
+        [port] = free_ports(1)
+        settings = {
+            "base": {"model": setting.base},
+            "kv": {"block_size": BLOCK},
+            "max_model_len": setting.max_model_len,
+            # The adapters are drawn, not trained.
+            "allow_untrained": True,
+            "timeouts": {"start_s": START_S, "queue_s": START_S, "first_token_s": START_S},
+            "router": {"port": port},
+        } | dict(changes(setting))
+        cluster = folder / f"{name}.yaml"
+        cluster.write_text(Cluster.model_validate(settings).to_yaml())
+        # Merges the adapters, where it comes to that: once, long before a cluster is started.
+        subprocess.run([*PREFILLSHARE, "check", cluster], check=True, capture_output=True)
+        command, url = [*PREFILLSHARE, "serve", str(cluster)], f"http://127.0.0.1:{port}"
+        with _started(command, {}, url, folder / f"{name}.log") as (pid, ready_s):
+            yield Running(url, ready_s, lambda: _blocks_in_use(pid), pid)
 
     return start
+
+
+@contextmanager
+def _started(
+    command: Sequence[str], environment: Mapping[str, str], url: str, log: Path
+) -> Iterator[tuple[int, float]]:
+    """Process id, and seconds until it answered. Nothing of it is left at the end."""
+    started = time.monotonic()
+    with log.open("wb") as output:
+        server = subprocess.Popen(
+            command,
+            env=os.environ | environment,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+    try:
+        while not _answers(f"{url}/health"):
+            if server.poll() is not None or time.monotonic() > started + START_S:
+                said = "".join(log.read_text().splitlines(keepends=True)[-20:])
+                raise RuntimeError(f"{command[2]} does not start:\n{said}")
+            time.sleep(0.2)
+        yield server.pid, time.monotonic() - started
+    finally:
+        family = _family(server.pid)
+        server.terminate()
+        _, alive = psutil.wait_procs(family, STOP_S)
+        for process in alive:
+            process.kill()
+        server.wait()
+
+
+def _blocks_in_use(pid: int) -> int:
+    """Over the workers of a cluster, whose ports only its own processes know."""
+    ports = set()
+    for process in _family(pid):
+        command = " ".join(process.cmdline())
+        if (found := re.search(r"vllm_plugin\.worker .*--port (\d+)", command)) is not None:
+            ports.add(found[1])
+    states = [httpx.get(f"http://127.0.0.1:{p}/prefillshare/state").json() for p in ports]
+    # vLLM keeps one block of each worker for itself.
+    return sum(state["num_blocks"] - 1 - state["free_blocks"] for state in states)
 
 
 def _adapters(setting: Setting, **options: Any) -> dict[str, Any]:

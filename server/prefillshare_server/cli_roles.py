@@ -74,6 +74,14 @@ def _ask(method: str, url: str, path: str, body: dict[str, Any] | None = None) -
     try:
         answer = httpx.request(method, address, json=body, timeout=TIMEOUT_S)
         found: dict[str, Any] = answer.json()
+    except httpx.ReadTimeout:
+        raise ConfigError(
+            Problem(
+                f"{method} {path}",
+                f"no answer within {TIMEOUT_S} s",
+                "see with `prefillshare roles list` whether it was done",
+            )
+        ) from None
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
         raise ConfigError(
             Problem(url, f"no router answers there ({error})", "start one, or give its --url")

@@ -280,14 +280,12 @@ class Cluster(_Section):
 
     @model_validator(mode="after")
     def _worker_names_differ(self) -> Self:
-        others = {"prefill": "the prefill workers"}
-        if self.has_lora_pool:
-            others[LORA_POOL] = "the workers that adapters share"
+        others = {"prefill": "the prefill workers", LORA_POOL: "the workers that adapters share"}
         for name, whose in others.items():
             if name in self.roles and not self.roles[name].pooled:
                 raise ValueError(
-                    f"role {name!r} has no adapter to share workers, and its own would have the "
-                    f"name of {whose}; rename the role"
+                    f"role {name!r} has the name of {whose}, which only a role with an adapter may "
+                    "have; rename the role"
                 )
         return self
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from types import UnionType
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 from pydantic import BaseModel, ValidationError
 
@@ -104,6 +105,8 @@ def _section_type(field: FieldInfo | None) -> type[BaseModel] | None:
 
 
 def _as_section(annotation: object) -> type[BaseModel] | None:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
+    """The section that a field is, also where it may be None."""
+    for kind in get_args(annotation) if isinstance(annotation, UnionType) else (annotation,):
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            return kind
     return None

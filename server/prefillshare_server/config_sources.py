@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 ENV_PREFIX = "PREFILLSHARE_"
-ENV_TOP_LEVEL = frozenset({"allow_untrained", "dtype", "max_model_len"})
+ENV_TOP_LEVEL = frozenset({"allow_untrained", "dtype", "max_model_len", "mode"})
 """Top-level scalars that may be set without ``__``; other plain names, such as
 ``PREFILLSHARE_HOME``, belong to other parts of the program."""
 

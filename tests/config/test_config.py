@@ -225,15 +225,15 @@ def test_a_wrong_value_is_named_with_its_place_and_remedy(
         ),
         (
             "base: {model: x}\nroles: {lora: {model: x}, a: {adapter: ./y}}",
-            "its own would have the name of the workers that adapters share; rename the role",
+            "role 'lora' has the name of the workers that adapters share, which only a role",
         ),
         (
             "base: {model: x}\nroles: {prefill: {model: x}}",
-            "its own would have the name of the prefill workers; rename the role",
+            "role 'prefill' has the name of the prefill workers, which only a role with an adapter",
         ),
         (
             "base: {model: x}\nroles: {lora: {model: x}}\nlora: {}",
-            "its own would have the name of the workers that adapters share; rename the role",
+            "role 'lora' has the name of the workers that adapters share, which only a role",
         ),
         (
             "mode: colocated\nbase: {model: x}\nroles: {a: {adapter: ./y, merge: true}}",

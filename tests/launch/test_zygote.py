@@ -158,6 +158,27 @@ def test_one_that_hangs_is_given_up(
     assert not psutil.pid_exists(started.pid)
 
 
+def test_a_worker_that_the_launcher_does_not_know_of_does_not_run(
+    spec: WorkerSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It gave up waiting, or died, after the fork."""
+    unknown: list[int] = []
+
+    def not_understood(text: bytes) -> int:
+        unknown.append(int(text))
+        raise ValueError("not understood")
+
+    lonely = Zygote(spec, spec.log.with_name("lonely.log"))
+    assert asyncio.run(asyncio.wait_for(lonely.ready(), 120))
+    monkeypatch.setattr(zygote, "int", not_understood, raising=False)
+    with pytest.raises(OSError, match="not understood"):
+        lonely.fork(spec)
+    _, alive = psutil.wait_procs([psutil.Process(pid) for pid in unknown], timeout=10)
+    assert len(unknown) == 1
+    assert alive == []
+    assert not spec.log.exists()
+
+
 def says_something(served: Served) -> bool:
     body = {"model": "solver", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
     return httpx.post(f"{served.url}/v1/chat/completions", json=body, timeout=60).is_success

@@ -33,7 +33,8 @@ CLUSTERS = {
     + "lora: {{replicas: 2, max_loras: 2, max_lora_rank: 16}}\n",
     # Prompts run in chunks.
     "colocated": COMMON + "mode: colocated\n"
-    "lora: {{max_loras: 2, max_lora_rank: 16, args: {{max-num-batched-tokens: 128}}}}\n",
+    "lora: {{max_loras: 2, max_lora_rank: 16, args: {{max-num-batched-tokens: 128, "
+    "max-num-seqs: 16}}}}\n",
 }
 
 

@@ -190,8 +190,11 @@ def test_preemption_in_one_engine_changes_no_answer(
                     "ignore_eos": True,
                     "return_token_ids": True,
                 },
+                headers={"X-Request-Id": f"preempted-{number}"},
             )
             assert answer.status_code == 200, answer.text
+            account = http.get(f"{engine.url}/prefillshare/calls/preempted-{number}").json()
+            assert account["prompt_tokens_computed"] == 1
             return role, prompt, answer.json()["choices"][0]["token_ids"]
 
         before = _preemptions(http, engine.url)

@@ -2,10 +2,12 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from prefillshare_server.errors import ConfigError
 from prefillshare_server.models import pooled_adapter
@@ -28,6 +30,12 @@ def configured(lora: Path, **changes: Any) -> Path:
     path = lora / "adapter_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
     return lora
+
+
+def renamed(lora: Path, change: Callable[[str], str]) -> None:
+    """Give its tensors other names."""
+    file = lora / "adapter_model.safetensors"
+    save_file({change(name): tensor for name, tensor in load_file(file).items()}, file)
 
 
 def complaint(base: Path, directory: Path) -> str:
@@ -115,6 +123,37 @@ def test_the_workers_take_the_next_rank_that_vllm_knows(ranks: list[int], most: 
 def test_a_rank_beyond_all_is_refused() -> None:
     with pytest.raises(ConfigError, match="rank 513: vLLM serves ranks up to 512"):
         pooled_adapter.max_rank([513])
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (lambda n: n.replace("model.model.", "model."), "it adapts layers.0."),
+        (lambda n: n.replace(".layers.3.", ".layers.31."), "it adapts model.layers.31."),
+        (lambda n: n.replace("self_attn.q_proj", "attn.c_attn"), "it adapts model.layers.0.attn."),
+    ],
+    ids=["prefix", "layer", "architecture"],
+)
+def test_weights_that_the_base_has_no_place_for_are_refused(
+    base: Path, lora: Path, change: Callable[[str], str], what: str
+) -> None:
+    """vLLM would leave them out and answer as the base."""
+    renamed(lora, change)
+    said = complaint(base, lora)
+    assert f"was made for another model: {what}" in said
+    assert "which the base does not have" in said
+
+
+def test_half_an_adapter_is_refused(base: Path, lora: Path) -> None:
+    renamed(
+        lora, lambda name: name.replace("0.self_attn.q_proj.lora_B", "0.self_attn.k_proj.lora_B")
+    )
+    assert "is damaged: it has " in complaint(base, lora)
+
+
+@pytest.mark.parametrize("rank", [None, "4", 0])
+def test_an_adapter_without_a_rank_is_refused(base: Path, lora: Path, rank: Any) -> None:
+    assert f"has the rank (r) {rank!r}" in complaint(base, configured(lora, r=rank))
 
 
 def test_what_is_no_adapter_of_this_base_is_refused(base: Path, tiny_home: Path) -> None:

@@ -35,7 +35,11 @@ class Room:
     """Admission to workers a0, a1 (role a) and b0 (role b), or to others."""
 
     def __init__(
-        self, *workers: WorkerEndpoint, queue_s: float = 30.0, reserve_tokens: int = 64
+        self,
+        *workers: WorkerEndpoint,
+        queue_s: float = 30.0,
+        reserve_tokens: int = 64,
+        max_loras: int | None = None,
     ) -> None:
         workers = workers or (worker("a0", "a"), worker("a1", "a"), worker("b0", "b"))
         self.metrics = Metrics()
@@ -50,6 +54,7 @@ class Room:
             queue_s=queue_s,
             reserve_tokens=reserve_tokens,
             max_model_len=4096,
+            max_loras=max_loras,
         )
 
     def call(self, blocks: int, **options: Any) -> "Call":
@@ -67,6 +72,8 @@ class Call:
     blocks: int
     n: int = 1
     role: str = "a"
+    adapter: str | None = None
+    """Speaks for the role instead of the workers' own weights."""
     last: str | None = None
     bounded: bool = True
     on_entry: Callable[[], None] = lambda: None
@@ -75,7 +82,8 @@ class Call:
     error: RouterError | None = None
 
     def __post_init__(self) -> None:
-        self.ask = ask(self.role, self.n, max_tokens=BLOCK if self.bounded else None)
+        tokens = BLOCK if self.bounded else None
+        self.ask = ask(self.role, self.n, max_tokens=tokens, model=self.adapter or self.role)
         self.prompt = Prompt(ids=[0] * (BLOCK * (self.blocks - 1)), context_tokens=0)
         self.task = asyncio.create_task(self._run())
 
@@ -100,14 +108,14 @@ class Call:
         await self.task
 
 
-def ask(role: str, n: int = 1, max_tokens: int | None = BLOCK) -> Ask:
+def ask(role: str, n: int = 1, max_tokens: int | None = BLOCK, model: str | None = None) -> Ask:
     body = {"model": role, "n": n, "messages": []}
     body |= {} if max_tokens is None else {"max_tokens": max_tokens}
     return parse(
         "chat",
         to_json(body),
         {},
-        roles={name: Decoder(name, name) for name in ("a", "b")},
+        roles={name: Decoder(name, model or name) for name in ("a", "b")},
         base_name="base",
     )
 

@@ -44,7 +44,7 @@ class Site:
     prefill: Prefill
 
     def readers(self, n: int = 1) -> list[Reader]:
-        place = Reserved(self.reader_worker.endpoint, 0)
+        place = Reserved(self.reader_worker.endpoint, 0, "a")
         return [Reader(index, index, PROMPT, place) for index in range(n)]
 
     async def handoff(self, session: Session | None = None) -> Handoff:
@@ -263,7 +263,7 @@ async def test_again_prefills_the_same_prompt_for_the_worker_the_reader_moved_to
         [reader] = where.readers()
         async with where.prefill.handoffs(ASK, None, [reader]) as [first]:
             moved_to = WorkerEndpoint("a1", "decode", "a", "http://127.0.0.1:1", "a")
-            reader.place = Reserved(moved_to, 0)
+            reader.place = Reserved(moved_to, 0, "a")
             again = await where.prefill.again(ASK, None, reader)
             assert (first.worker.id, again.worker.id) == ("a0", "a1")
             assert again.request_id != first.request_id

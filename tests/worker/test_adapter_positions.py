@@ -14,6 +14,8 @@ from prefillshare_server.vllm_plugin.adapter_positions import NO_ADAPTER, withou
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Of what vLLM imports.
+    from vllm.lora.layers import LoRAMapping
+    from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
     from vllm.v1.worker.gpu.lora_utils import LoraState
     from vllm.v1.worker.gpu_input_batch import InputBatch
 
@@ -93,3 +95,19 @@ def test_the_v2_runner_maps_by_position(monkeypatch: pytest.MonkeyPatch) -> None
     )
     assert of_tokens == (0, 0, 1, 1, 0, 0, 0, 2)
     assert of_samples == (1, 0, 2)
+
+
+@pytest.mark.parametrize("mended", [False, True])
+def test_two_runs_of_every_request_have_room(monkeypatch: pytest.MonkeyPatch, mended: bool) -> None:
+    """On CPU, where each of so many requests ends its prompt in the same step."""
+    monkeypatch.setattr(PunicaWrapperCPU, "__init__", PunicaWrapperCPU.__init__)
+    if mended:
+        adapter_positions._install_room_for_runs()
+    wrapper = PunicaWrapperCPU(64, max_batches=2, device="cpu")
+    mapping = LoRAMapping(index_mapping=(0, 1, 0, 2), prompt_mapping=(1, 2), is_prefill=True)
+    if mended:
+        wrapper.update_metadata(mapping, [1, 2], max_loras=2, vocab_size=100)
+        assert wrapper.batch_size == 4
+    else:
+        with pytest.raises(RuntimeError):
+            wrapper.update_metadata(mapping, [1, 2], max_loras=2, vocab_size=100)

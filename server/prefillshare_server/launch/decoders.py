@@ -22,6 +22,14 @@ def _decoder(cluster: Cluster, name: str, role: Role, base_dir: Path) -> Decoder
     if cluster.has_lora_pool and _is_base(role, base_dir):
         return Decoder(LORA_POOL, cluster.base.name)
     if cluster.colocated:
+        if store.resolve(role.decoder.ref) == base_dir:
+            raise ConfigError(
+                Problem(
+                    f"roles.{name}",
+                    "has replicas or args, and mode colocated has no workers for one role",
+                    "remove them, or set mode: disaggregated",
+                )
+            )
         raise ConfigError(
             Problem(
                 f"roles.{name}.model",

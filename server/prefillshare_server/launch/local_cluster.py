@@ -24,7 +24,7 @@ from prefillshare_server.launch.process import (
     WorkerProcess,
 )
 from prefillshare_server.launch.supervisor import Supervisor
-from prefillshare_server.launch.warmup import warm_up_pair
+from prefillshare_server.launch.warmup import ANSWER_S, warm_up_pair
 from prefillshare_server.launch.zygote import Zygote, can_fork
 from prefillshare_server.models import store
 from prefillshare_server.router.topology import Decoder, WorkerEndpoint
@@ -41,7 +41,7 @@ class LocalCluster:
     """Async context manager: inside it every worker is ready.
 
     Leaving it stops every worker, also when the start failed. Workers die with the thread that
-    entered it, so run its event loop in a thread that lives on.
+    entered it, so run its event loop in a thread that lives on; forked ones with the process.
     """
 
     def __init__(
@@ -128,7 +128,8 @@ class LocalCluster:
                 )
                 await self._warm_up(http, unready)
         except TimeoutError:
-            raise _too_slow(self._workers[unready[0]].spec, limit_s) from None
+            [slow, *_] = [spec for spec in specs if spec.name in unready]
+            raise _too_slow(slow, limit_s) from None
         except WorkerFailedError as error:
             self._on_event(error.worker, "failed", error.reason)
             raise
@@ -179,8 +180,13 @@ class LocalCluster:
             return
         for spec in forked:
             self._on_event(spec.name, "starting", "importing vLLM, once for all workers")
-        self._zygote = Zygote(forked[0], self.log_dir / "zygote.log")
-        if not await self._zygote.ready():
+        try:
+            self._zygote = Zygote(forked[0], self.log_dir / "zygote.log")
+            async with asyncio.timeout(self._cluster.timeouts.start_s / 2):
+                ready = await self._zygote.ready()
+        except OSError:  # And TimeoutError, which is one.
+            ready = False
+        if not ready:
             self._stop_zygote()
 
     def _process(self, spec: WorkerSpec, restart: int) -> WorkerProcess:
@@ -268,14 +274,29 @@ class LocalCluster:
         """So that a role's first call does not wait for it, and a bad one is found now."""
         names = {d.model for d in self._decoders.values() if d.pool == LORA_POOL} - {worker.model}
         for name in sorted(names):
-            async with http.post(
-                f"{worker.url}/prefillshare/adapters", json={"name": name}
-            ) as response:
-                if response.status != 200:
-                    answer = await response.text()
-                    raise WorkerFailedError(
-                        self._workers[worker.id].spec, f"it cannot load {name}: {answer}"
-                    )
+            problem = await _load(worker, name, http)
+            if problem is not None:
+                process = self._workers[worker.id]
+                if not process.running:
+                    raise process.failure()
+                roles = [role for role, d in self._decoders.items() if d.model == name]
+                what = f"it cannot load the adapter of {', '.join(roles)} ({name}): {problem}"
+                raise WorkerFailedError(process.spec, what)
+
+
+async def _load(worker: WorkerEndpoint, name: str, http: aiohttp.ClientSession) -> str | None:
+    """Have a worker load an adapter; returns what is wrong, if anything."""
+    try:
+        async with http.post(
+            f"{worker.url}/prefillshare/adapters",
+            json={"name": name},
+            timeout=aiohttp.ClientTimeout(total=ANSWER_S),
+        ) as response:
+            return None if response.status == 200 else await response.text()
+    except TimeoutError:
+        return f"no answer within {ANSWER_S} s"
+    except aiohttp.ClientError as error:
+        return str(error)
 
 
 async def _all(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T]:

@@ -138,6 +138,9 @@ class WorkerProcess:
             left += [self.pid] if self.running else []
             raise WorkerFailedError(self.spec, f"processes of it outlive SIGKILL: {left}")
         self._process.wait()
+        # Also what it forked after `family` was listed.
+        while _reaped_one_of(self.pid):
+            pass
         self._stopped = True
 
     def _kill(self, family: list[psutil.Process]) -> None:
@@ -207,6 +210,13 @@ def _alive(processes: list[psutil.Process]) -> bool:
                 process.status() == psutil.STATUS_ZOMBIE and _reaped(process.pid)
             ):
                 return True
+    return False
+
+
+def _reaped_one_of(group: int) -> bool:
+    """Reap one process of a process group, if this process has adopted one that has ended."""
+    with suppress(ChildProcessError):
+        return os.waitpid(-group, os.WNOHANG)[0] > 0
     return False
 
 

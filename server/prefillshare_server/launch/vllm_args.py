@@ -1,7 +1,7 @@
 """vLLM's command line for one worker.
 
 The settings that make a handoff safe are fixed; users set anything else of vLLM through
-`prefill.args`, `decode.args` and `roles.<role>.args`.
+`prefill.args`, `decode.args`, `lora.args` and `roles.<role>.args`.
 """
 
 import json
@@ -20,11 +20,15 @@ Args = dict[str, ArgValue]
 
 PLUGIN = "prefillshare_server.vllm_plugin"
 
+_KEPT_LORAS = 16
+"""Adapters in a worker's memory, at least."""
+
 _RESERVED = {
     "enable-lora": "give roles an adapter",
     "lora-modules": "set roles.<role>.adapter",
     "max-lora-rank": "set lora.max_lora_rank",
     "max-loras": "set lora.max_loras",
+    "max-cpu-loras": "the launcher keeps more in memory than one batch has",
     "model": "set base.model or roles.<role>.model",
     "served-model-name": "set base.name, or name the role differently",
     "dtype": "set dtype, which is the same for all workers",
@@ -122,6 +126,8 @@ def worker_args(
         args |= {
             "enable-lora": True,
             "max-loras": loras.most,
+            # Those that wait for their turn need not be read from disk again.
+            "max-cpu-loras": max(loras.most, _KEPT_LORAS),
             "max-lora-rank": loras.max_rank,
         }
     return {**args, **user_args}

@@ -41,7 +41,8 @@ class Forked:
 
     def wait(self) -> None:
         """Reap it once it has ended."""
-        os.waitpid(self.pid, 0)
+        with suppress(ChildProcessError):
+            os.waitpid(self.pid, 0)
 
 
 class Zygote:
@@ -98,7 +99,11 @@ class Zygote:
             self._orders.flush()
             if not self._has_answered(FORK_S):
                 raise OSError(f"no answer within {FORK_S:g} s")
-            return Forked(int(self._answers.readline()))
+            forked = Forked(int(self._answers.readline()))
+            # Only now: a worker that nobody here knows of would never be stopped.
+            self._orders.write(b"\n")
+            self._orders.flush()
+            return forked
         except (OSError, ValueError) as error:
             self.stop()
             raise OSError(f"the process that forks workers failed: {error}") from None

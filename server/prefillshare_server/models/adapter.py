@@ -97,6 +97,14 @@ def require_lora(directory: Path) -> None:
                 "train one with `prefillshare train --lora`",
             )
         )
+    if not isinstance(config.get("r"), int) or config["r"] < 1:
+        raise ConfigError(
+            Problem(
+                str(directory / CONFIG_FILE),
+                f"has the rank (r) {config.get('r')!r}",
+                "copy the file that peft saved, or train it again",
+            )
+        )
     if not (directory / WEIGHTS_FILE).is_file():
         raise ConfigError(
             Problem(str(directory), f"has no {WEIGHTS_FILE}", "copy it there, or train it again")

@@ -43,10 +43,12 @@ def pooled(base_dir: Path, adapter_dir: Path) -> str:
     worker, and when the disk is full.
     """
     require_lora(adapter_dir)
+    # Before the other checks: with the digest of the copy it says that they hold for the copy.
+    name = _digest(adapter_dir)
     require_shapes(base_dir, adapter_dir)
+    _require_modules(base_dir, adapter_dir)
     if problems := list(_unshareable(adapter_dir)):
         raise ConfigError(*problems)
-    name = _digest(adapter_dir)
     target = home() / name
 
     def found() -> Path | None:
@@ -78,6 +80,33 @@ def max_rank(ranks: Iterable[int]) -> int:
         if possible >= largest:
             return possible
     raise ConfigError(Problem(f"rank {largest}", f"vLLM serves ranks up to {RANKS[-1]}", _MERGE))
+
+
+def _require_modules(base_dir: Path, adapter_dir: Path) -> None:
+    """Raise ConfigError for the first module that the base does not have: vLLM would ignore it."""
+    base: set[str] = set()
+    for file in weights.files(base_dir):
+        if file.suffix != ".safetensors":
+            return
+        base |= weights.tensors(file).keys()
+    found = weights.tensors(adapter_dir / WEIGHTS_FILE).keys()
+    for name in sorted(found):
+        module, half, _ = name.removeprefix("base_model.model.").partition(".lora_")
+        there, elsewhere = (
+            (".lora_A.", ".lora_B.") if ".lora_A." in name else (".lora_B.", ".lora_A.")
+        )
+        other = name.replace(there, elsewhere)
+        if not half or "lora_embedding_" in name:
+            continue
+        if f"{module}.weight" not in base:
+            what = f"was made for another model: it adapts {module}, which the base does not have"
+        elif other not in found:
+            what = f"is damaged: it has {name} and not {other}"
+        else:
+            continue
+        raise ConfigError(
+            Problem(str(adapter_dir), what, f"use an adapter of {base_dir}, or train one")
+        )
 
 
 def _unshareable(adapter_dir: Path) -> Iterator[Problem]:

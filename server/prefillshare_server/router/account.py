@@ -44,7 +44,8 @@ class Account:
         self._reply = StreamReply(ask, len(handoffs)) if ask.stream else WholeReply(ask)
         self._firsts = [handoff for handoff in handoffs if handoff.reader.choice == 0]
         self._prompt_tokens = sum(len(handoff.reader.prompt.ids) for handoff in self._firsts)
-        self._cached_tokens = self._computed_tokens = 0
+        self._cached_tokens: int | None = None
+        self._computed_tokens: int | None = None
         self._counted = all(handoff.cached_tokens is not None for handoff in handoffs)
         self._broken = self._firsts[0].reader.prompt.broken
         self._note_prefill()
@@ -78,8 +79,11 @@ class Account:
         accounts = await asyncio.gather(*map(self._decode.account, attempts))
         for handoff, account in zip(attempts, accounts, strict=True):
             self._metrics.decoded(self._ask.role, handoff, account)
-            if handoff.cached_tokens is None:
+            if handoff.cached_tokens is None and account.base_tokens_reused is not None:
                 handoff.cached_tokens = account.base_tokens_reused
+                handoff.computed_tokens = _sum(
+                    (account.base_tokens_computed, account.prompt_tokens_computed)
+                )
                 self._metrics.prefilled(handoff)
         if not self._counted:
             self._count()
@@ -89,11 +93,14 @@ class Account:
 
     def _count(self) -> None:
         """Add up what was cached and what was computed, as far as it is known."""
-        self._cached_tokens = sum(handoff.cached_tokens or 0 for handoff in self._firsts)
-        self._computed_tokens = sum(handoff.computed_tokens for handoff in self._handoffs)
+        self._cached_tokens = _sum(handoff.cached_tokens for handoff in self._firsts)
+        self._computed_tokens = _sum(handoff.computed_tokens for handoff in self._handoffs)
         if self._session is not None:
-            self._session.totals.cached_tokens += self._cached_tokens
-            self._session.totals.computed_tokens += self._computed_tokens
+            totals = self._session.totals
+            totals.calls += 1
+            totals.prompt_tokens += self._prompt_tokens
+            totals.cached_tokens += self._cached_tokens or 0
+            totals.computed_tokens += self._computed_tokens or 0
 
     def _note_prefill(self) -> None:
         firsts = self._firsts
@@ -109,8 +116,6 @@ class Account:
         session.roles[role] = None
         session.decode_workers[self._ask.decoder.pool] = firsts[0].worker.id
         totals = session.totals
-        totals.calls += 1
-        totals.prompt_tokens += self._prompt_tokens
         for handoff in firsts:
             prompt = handoff.reader.prompt
             totals.per_model_prefill_tokens += session.ledger.unseen(role, prompt.context_ids)
@@ -126,9 +131,9 @@ class Account:
         """Count what the attempts after each first one cost the base."""
         for handoff in self._handoffs:
             for again in handoff.later:
-                self._computed_tokens += again.computed_tokens
+                self._computed_tokens = _sum((self._computed_tokens, again.computed_tokens))
                 if self._session is not None:
-                    self._session.totals.computed_tokens += again.computed_tokens
+                    self._session.totals.computed_tokens += again.computed_tokens or 0
                     self._session.decode_workers[self._ask.decoder.pool] = again.worker.id
 
     def _note_decode(self, accounts: Sequence[WorkerAccount]) -> None:
@@ -158,7 +163,7 @@ class Account:
             "completion_tokens": completion,
             "total_tokens": self._prompt_tokens + completion,
             # The decode worker's own details tell what was cached there.
-            "prompt_tokens_details": {"cached_tokens": self._cached_tokens},
+            "prompt_tokens_details": {"cached_tokens": self._cached_tokens or 0},
         }
         if details := first.get("completion_tokens_details"):
             each = [tally.usage.get("completion_tokens_details") or {} for tally in self._all()]

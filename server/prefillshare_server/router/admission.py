@@ -7,9 +7,10 @@ its prompts and answers are free by the router's own count, and waits in line fo
 import asyncio
 import sys
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 from prefillshare_server.router.ask import Ask
 from prefillshare_server.router.errors import NoWorker, RouterError, never_fits, queue_timeout
@@ -39,8 +40,8 @@ class _Waiting:
 
     ask: Ask
     needs: Sequence[_Need]
-    last: str | None
-    """The worker to take as long as it has room: it holds base KV of the session."""
+    holder: Callable[[], str | None]
+    """The worker to take as long as it has room, for what is known then: it holds base KV."""
     avoid: str | None
     """The worker to take only if no other is available."""
     granted: asyncio.Future[list[Reserved]] = field(
@@ -52,18 +53,21 @@ class _Waiting:
         return self.ask.decoder.pool
 
 
-def _holder(session: Session, ask: Ask) -> str | None:
+def _holder(session: Session | None, ask: Ask) -> str | None:
     """The worker that holds base KV of the session, for all that is known.
 
     A colocated engine is what the session is pinned to, from its parent's time on.
     """
+    if session is None:
+        return None
     return session.decode_workers.get(ask.decoder.pool) or session.prefill_worker
 
 
 class Admission:
     """First come, first served within a pool: a big call is not passed by small ones.
 
-    Only a call that no available replica could hold is, until the one comes back that could.
+    Nor is one whose adapter waits for a slot: vLLM would let calls of other adapters pass it for
+    ever. Only a call that no available replica could hold is, until the one comes back that could.
     """
 
     def __init__(
@@ -75,7 +79,12 @@ class Admission:
         queue_s: float,
         reserve_tokens: int,
         max_model_len: int,
+        max_loras: int | None = None,
     ) -> None:
+        """`max_loras` is how many adapters may answer at once on a worker that adapters share."""
+        self._max_loras = max_loras or _UNLIMITED
+        self._adapters: dict[str, Counter[str]] = {}
+        """Answers of each adapter, by worker, with room reserved."""
         self._placement = placement
         self._health = health
         self._metrics = metrics
@@ -87,6 +96,8 @@ class Admission:
         self.decoding: Counter[str] = Counter()
         """Answers each decode worker has room reserved for."""
         self._held: set[Reserved] = set()
+        self._taken: Counter[str] = Counter()
+        """Answers each decode worker ever had room reserved for."""
         self._lines: dict[str, deque[_Waiting]] = {pool: deque() for pool in placement.decode}
         """By pool."""
         health.listen(self._serve_all)
@@ -106,10 +117,9 @@ class Admission:
         given back. Raises RouterError: 400 for a sequence that fits no worker, 503 if none is
         available in time, 504 if none has room in time.
         """
-        last = _holder(session, ask) if session else None
         sequences = [(prompt, choice) for prompt in prompts for choice in range(ask.n)]
         needs = [self._need(ask, prompt) for prompt, _ in sequences]
-        places = await self._places(_Waiting(ask, needs, last, avoid=None))
+        places = await self._places(_Waiting(ask, needs, partial(_holder, session, ask), None))
         readers = [
             Reader(index, choice, prompt, place)
             for index, ((prompt, choice), place) in enumerate(zip(sequences, places, strict=True))
@@ -128,7 +138,8 @@ class Admission:
         """
         self.leave(reader)
         need = self._need(ask, reader.prompt, generated)
-        [reader.place] = await self._places(_Waiting(ask, [need], reader.place.worker.id, avoid))
+        last = reader.place.worker.id
+        [reader.place] = await self._places(_Waiting(ask, [need], lambda: last, avoid))
 
     def leave(self, reader: Reader) -> None:
         """Give back the reader's place, unless that was done before: its answer is complete."""
@@ -173,7 +184,7 @@ class Admission:
         replicas = [worker for worker in workers if self._could_hold(worker, waiting)]
         why = {worker.id: self._health.why_not(worker.id) for worker in replicas}
         if None in why.values():
-            return queue_timeout(role, self._queue_s)
+            return queue_timeout(role, waiting.pool, self._queue_s)
         reasons = {worker: reason or "" for worker, reason in why.items()}
         what = f"no decode worker of role {role!r} that can hold the call was"
         return NoWorker(what, self._queue_s, reasons)
@@ -213,8 +224,9 @@ class Admission:
 
     def _found(self, waiting: _Waiting) -> list[Reserved] | None:
         """A free place for every need, or None: on the worker that has base KV of the session, or
-        else where the fewest KV blocks are reserved.
+        else where the fewest KV blocks are reserved, in turn where they are equally many.
 
+        An engine that prefills itself takes all of a call, so that it prefills each prompt once.
         The needs of one call are never taken to exceed a whole worker: an idle one takes any call,
         whose sequences it then runs one after the other.
         """
@@ -222,14 +234,16 @@ class Admission:
         others = [w for w in available if w.id != waiting.avoid and self._could_hold(w, waiting)]
         ready = others or available
         asked: Counter[str] = Counter()
-        places = []
+        places: list[Reserved] = []
+        holder = waiting.holder()
         for need in waiting.needs:
             fitting = []
             for worker in ready:
                 capacity = self._capacity(worker)
                 total = asked[worker.id] + self._blocks(need, worker)
                 if (
-                    self._blocks(need, worker, least=True) <= capacity
+                    self._has_slot(worker, waiting.ask.decoder.model)
+                    and self._blocks(need, worker, least=True) <= capacity
                     and self.reserved[worker.id] + min(total, capacity) <= capacity
                 ):
                     fitting.append(worker)
@@ -237,17 +251,34 @@ class Admission:
                 return None
             worker = min(
                 fitting,
-                key=lambda w: (w.id != waiting.last, self.reserved[w.id] + asked[w.id]),
+                key=lambda w: (
+                    w.id != holder,
+                    self.reserved[w.id] + asked[w.id],
+                    self._taken[w.id],
+                ),
             )
             capacity = self._capacity(worker)
             before = min(asked[worker.id], capacity)
             asked[worker.id] += self._blocks(need, worker)
-            places.append(Reserved(worker, min(asked[worker.id], capacity) - before))
+            blocks = min(asked[worker.id], capacity) - before
+            places.append(Reserved(worker, blocks, waiting.ask.decoder.model))
+            if worker.phase == "colocated":
+                holder = worker.id
         return places
+
+    def _has_slot(self, worker: WorkerEndpoint, model: str) -> bool:
+        """Whether the worker can have the weights of `model` on beside those that answer now."""
+        if model == worker.model:
+            return True
+        answering = +self._adapters.get(worker.id, Counter())
+        return model in answering or len(answering) < self._max_loras
 
     def _take(self, place: Reserved) -> None:
         self._held.add(place)
+        if place.model != place.worker.model:
+            self._adapters.setdefault(place.worker.id, Counter())[place.model] += 1
         self.decoding[place.worker.id] += 1
+        self._taken[place.worker.id] += 1
         self._count(place.worker, place.blocks)
 
     def _give_back(self, place: Reserved) -> None:
@@ -255,6 +286,8 @@ class Admission:
         if place not in self._held:
             return
         self._held.remove(place)
+        if place.model != place.worker.model:
+            self._adapters[place.worker.id][place.model] -= 1
         self.decoding[place.worker.id] -= 1
         self._count(place.worker, -place.blocks)
         self._serve(place.worker.pool or "")

@@ -15,6 +15,7 @@ from starlette.routing import Route
 
 from prefillshare_server.config import Cluster
 from prefillshare_server.errors import ConfigError, Problem
+from prefillshare_server.launch.decoders import max_loras
 from prefillshare_server.models import checkpoint
 from prefillshare_server.models.layout import Layout
 from prefillshare_server.router.admission import Admission
@@ -87,7 +88,11 @@ def create_app(
             Route("/live", api.live),
             Route("/metrics", api.metrics),
         ],
-        exception_handlers={RouterError: _on_router_error, HTTPException: _on_http_error},
+        exception_handlers={
+            RouterError: _on_router_error,
+            HTTPException: _on_http_error,
+            ClientDisconnect: _on_disconnect,
+        },
         lifespan=lifespan,
     )
     app.state.router = router
@@ -123,6 +128,7 @@ def _router(
         queue_s=cluster.timeouts.queue_s,
         reserve_tokens=cluster.kv.reserve_tokens,
         max_model_len=max_model_len,
+        max_loras=max_loras(cluster) if cluster.has_lora_pool else None,
     )
     prefill: Prefill | Colocated = Colocated(sessions, metrics)
     if not cluster.colocated:
@@ -177,13 +183,9 @@ class _Api:
         return await self._call("completions", request)
 
     async def _call(self, kind: Kind, request: Request) -> Response:
-        try:
-            body = await _body(request, self._max_body_mb)
-        except ClientDisconnect:
-            return Response(status_code=400)  # Nobody reads it.
         ask = parse(
             kind,
-            body,
+            await _body(request, self._max_body_mb),
             request.headers,
             roles=self._roles.decoders,
             base_name=self._base_name,
@@ -227,7 +229,7 @@ class _Api:
 
     async def remove_role(self, request: Request) -> Response:
         name = request.path_params["name"]
-        self._roles.remove(name)
+        await self._roles.remove(name)
         return JSON({"id": name, "object": "prefillshare.role.deleted", "deleted": True})
 
     async def workers(self, _: Request) -> Response:
@@ -313,6 +315,10 @@ async def _sweep(sessions: Sessions) -> None:
 async def _on_router_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RouterError)
     return error_response(error)
+
+
+async def _on_disconnect(request: Request, error: Exception) -> Response:
+    return Response(status_code=400)  # Nobody reads it.
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:

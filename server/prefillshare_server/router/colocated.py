@@ -26,14 +26,18 @@ class Colocated:
     async def handoffs(
         self, ask: Ask, session: Session | None, readers: Sequence[Reader]
     ) -> AsyncIterator[list[Handoff]]:
-        """One for every reader, in their order, on the engine where it has room."""
-        yield [self._made(session, reader) for reader in readers]
+        """One for every reader, in their order, on the engine where it has room.
+
+        Of several engines, for want of room, the first reader's is the session's.
+        """
+        affinity = self._bound(session, readers[0].worker.id)
+        yield [_handoff(reader, affinity) for reader in readers]
 
     async def again(
         self, ask: Ask, session: Session | None, reader: Reader, *, avoid: Collection[str] = ()
     ) -> Handoff:
         """Another one for a reader that moved, to resume its answer."""
-        return self._made(session, reader)
+        return _handoff(reader, self._bound(session, reader.worker.id))
 
     def give_back(self, handoff: Handoff) -> None:
         """Nothing is leased."""
@@ -44,14 +48,6 @@ class Colocated:
 
     async def close(self) -> None:
         """Nothing is under way."""
-
-    def _made(self, session: Session | None, reader: Reader) -> Handoff:
-        return Handoff(
-            reader,
-            Placed(reader.worker, self._bound(session, reader.worker.id)),
-            params={PARAMS_KEY: {}},
-            cached_tokens=None,
-        )
 
     def _bound(self, session: Session | None, engine: str) -> Affinity:
         """Pin the session to the engine."""
@@ -64,3 +60,8 @@ class Colocated:
             self._metrics.rebound("no_room_or_unreachable")
         self._sessions.bind(session, engine)
         return "new" if before is None else "rebound"
+
+
+def _handoff(reader: Reader, affinity: Affinity) -> Handoff:
+    placed = Placed(reader.worker, affinity)
+    return Handoff(reader, placed, params={PARAMS_KEY: {}}, cached_tokens=None)

@@ -169,22 +169,24 @@ def unknown_session(session_id: str) -> RouterError:
 
 def timed_out(phase: Phase, worker: str, seconds: float) -> WorkerSilent:
     """504: a worker was silent for too long."""
+    setting = "first_token" if phase in ("decode", "colocated") else phase
     return WorkerSilent(
         504,
         f"no answer from worker {worker} within {seconds:g} s (phase: {phase}); raise "
-        f"timeouts.{phase if phase != 'decode' else 'first_token'}_s if the worker is only slow",
+        f"timeouts.{setting}_s if the worker is only slow",
         type="server_error",
         code=f"{phase}_timeout",
     )
 
 
-def queue_timeout(role: str, seconds: float) -> RouterError:
-    """504: the role's decode workers had no room for the call in time."""
+def queue_timeout(role: str, pool: str, seconds: float) -> RouterError:
+    """504: the role's decode workers, those of `pool`, had no room for the call in time."""
+    replicas = f"roles.{role}.replicas" if pool == role else f"{pool}.replicas"
     return RouterError(
         504,
         f"no decode worker of role {role!r} had room for this call within {seconds:g} s (phase: "
         "queue); try again, ask for fewer tokens, or raise timeouts.queue_s, kv.blocks or "
-        f"roles.{role}.replicas",
+        f"{replicas}",
         type="server_error",
         code="queue_timeout",
         headers={"Retry-After": str(RETRY_AFTER_S)},

@@ -65,6 +65,7 @@ class WorkerAccount:
 
     base_tokens_received: int | None = None
     base_tokens_reused: int | None = None
+    base_tokens_computed: int | None = None
     prompt_tokens_computed: int | None = None
     generated_tokens_recomputed: int | None = None
     handoff_bytes: int | None = None
@@ -82,6 +83,8 @@ class Handoff:
     """`kv_transfer_params` of the prefill worker's answer."""
     cached_tokens: int | None
     """Prompt tokens that were found in the prefix cache; None until a colocated engine says so."""
+    computed_tokens: int | None = None
+    """Prompt tokens that were computed; None as above, and for a prefill worker all others."""
     worker: WorkerEndpoint = field(init=False)
     """The decode worker it is for; the reader may move on to another."""
     request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
@@ -103,10 +106,5 @@ class Handoff:
 
     def __post_init__(self) -> None:
         self.worker = self.reader.worker
-
-    @property
-    def computed_tokens(self) -> int:
-        """Prompt tokens that were computed; 0 while that is not known."""
-        if self.cached_tokens is None:
-            return 0
-        return len(self.reader.prompt.ids) - self.cached_tokens
+        if self.cached_tokens is not None:
+            self.computed_tokens = len(self.reader.prompt.ids) - self.cached_tokens

@@ -143,7 +143,7 @@ class Metrics:
         """A prefill succeeded."""
         worker = handoff.placed.worker.id
         self._cached.labels(worker).inc(handoff.cached_tokens or 0)
-        self._computed.labels(worker).inc(handoff.computed_tokens)
+        self._computed.labels(worker).inc(handoff.computed_tokens or 0)
 
     def placed(self, affinity: str) -> None:
         """A call got its prefill worker."""

@@ -27,6 +27,8 @@ class Reserved:
     worker: WorkerEndpoint
     blocks: int
     """KV blocks."""
+    model: str
+    """What answers there, by its name at the worker."""
 
 
 class Placement:

@@ -5,7 +5,8 @@ so a role never goes on with weights other than those its answer began with.
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +18,24 @@ from prefillshare_server.launch.decoders import max_lora_rank
 from prefillshare_server.models import pooled_adapter, provenance, store
 from prefillshare_server.models.layout import Layout
 from prefillshare_server.router.errors import (
+    NoWorker,
     RouterError,
     WorkerRefused,
+    WorkerSilent,
     bad_request,
     conflict,
     unknown_role,
+    worker_failed,
 )
+from prefillshare_server.router.fanout import together
 from prefillshare_server.router.health import Health
 from prefillshare_server.router.placement import Placement
 from prefillshare_server.router.topology import Decoder, WorkerEndpoint
 from prefillshare_server.router.workers import Workers
 
 _LOAD_S = 60.0
+_CHANGE_S = 300.0
+"""For changes before it, which may have to download."""
 
 
 class _Wanted(BaseModel):
@@ -53,6 +60,10 @@ class Roles:
         health: Health,
         workers: Workers,
     ) -> None:
+        """Raises ConfigError if an adapter of the cluster file is not there."""
+        self._max_rank = max_lora_rank(cluster) if cluster.has_lora_pool else 0
+        self._changing = asyncio.Lock()
+        """Changes happen in the order in which they came."""
         self._cluster = cluster
         self._base_dir = base_dir
         self._decoders = dict(decoders)
@@ -77,25 +88,42 @@ class Roles:
     async def set(self, name: str, raw: bytes) -> dict[str, Any]:
         """Serve `name` from the adapter that the JSON body `raw` names, from the next call on.
 
-        Every available worker has loaded it before. Raises RouterError: 400 for an adapter that
-        cannot be served, 409 for a role with workers of its own. The role then is as it was.
+        Every worker that takes calls has loaded it before. Raises RouterError: 400 for an adapter
+        that cannot be served, 409 for a role with workers of its own, 503 and 504 where a worker
+        does not load it. The role then is as it was.
         """
-        wanted = self._parsed(name, raw)
-        try:
-            model = await asyncio.to_thread(self._pooled, wanted)
-        except ConfigError as error:
-            raise bad_request("; ".join(map(str, error.problems)), "adapter") from None
-        await self._load(model)
-        self._decoders[name] = Decoder(LORA_POOL, model)
-        self._adapters[name] = wanted.adapter
-        return self._card(name)
+        async with self._alone():
+            wanted = self._parsed(name, raw)
+            try:
+                model = await asyncio.to_thread(self._pooled, wanted)
+            except ConfigError as error:
+                raise bad_request("; ".join(map(str, error.problems)), "adapter") from None
+            except OSError as error:
+                raise bad_request(f"the adapter cannot be read: {error}", "adapter") from None
+            await self._load(model)
+            self._decoders[name] = Decoder(LORA_POOL, model)
+            self._adapters[name] = wanted.adapter
+            return self._card(name)
 
-    def remove(self, name: str) -> None:
+    async def remove(self, name: str) -> None:
         """Refuse further calls of a role; those that run go on. Raises RouterError 404 and 409."""
-        if name not in self._decoders:
-            raise unknown_role(name, self._decoders)
-        self._require_shared(name)
-        del self._decoders[name]
+        async with self._alone():
+            if name not in self._decoders:
+                raise unknown_role(name, self._decoders)
+            self._require_shared(name)
+            del self._decoders[name]
+
+    @asynccontextmanager
+    async def _alone(self) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(_CHANGE_S):
+                await self._changing.acquire()
+        except TimeoutError:
+            raise conflict("another change of a role is still under way; try again") from None
+        try:
+            yield
+        finally:
+            self._changing.release()
 
     def _parsed(self, name: str, raw: bytes) -> _Wanted:
         if not ROLE_NAME.fullmatch(name) or name == self._cluster.base.name:
@@ -132,11 +160,11 @@ class Roles:
         """The adapter's name at the workers. May download. Raises ConfigError."""
         directory = store.resolve(wanted.adapter)
         model = pooled_adapter.pooled(self._base_dir, directory)
-        rank, most = pooled_adapter.rank(directory), max_lora_rank(self._cluster)
-        if rank > most:
+        rank = pooled_adapter.rank(directory)
+        if rank > self._max_rank:
             raise bad_request(
-                f"the adapter has rank {rank}, these workers take ranks up to {most}; set "
-                f"lora.max_lora_rank: {pooled_adapter.max_rank([rank])} in the cluster file",
+                f"the adapter has rank {rank}, these workers take ranks up to {self._max_rank}; "
+                f"set lora.max_lora_rank: {pooled_adapter.max_rank([rank])} in the cluster file",
                 "adapter",
             )
         if not (wanted.allow_untrained or self._cluster.allow_untrained):
@@ -146,27 +174,43 @@ class Roles:
         return model
 
     async def _load(self, model: str) -> None:
-        """Load it on every worker that is up; one that is not does it when it is asked.
+        """Load it on every worker that takes calls; one that does not will when it is asked.
 
-        Raises RouterError 400 if a worker refuses it.
+        Raises RouterError: 400 if a worker refuses it, 503 or 504 if one fails, or all are away.
         """
-        workers = [w for w in self._placement.decode[LORA_POOL] if self._health.available(w.id)]
-        for worker in workers:
-            try:
-                await self._workers.json(
-                    "POST",
-                    worker,
-                    "/prefillshare/adapters",
-                    phase="decode",
-                    timeout_s=_LOAD_S,
-                    body={"name": model},
-                )
-            except WorkerRefused as error:
-                raise bad_request(
-                    f"{worker.id} cannot serve it: {error.message}", "adapter"
-                ) from error
-            except RouterError as error:
-                self._health.failed(worker, error)
+        pool = self._placement.decode[LORA_POOL]
+        workers = [worker for worker in pool if self._health.available(worker.id)]
+        if not workers:
+            why = {worker.id: self._health.why_not(worker.id) or "" for worker in pool}
+            raise NoWorker("no worker that could load the adapter is", 0, why)
+        await together(self._load_on(worker, model) for worker in workers)
+
+    async def _load_on(self, worker: WorkerEndpoint, model: str) -> None:
+        try:
+            await self._workers.json(
+                "POST",
+                worker,
+                "/prefillshare/adapters",
+                phase=worker.phase,
+                timeout_s=_LOAD_S,
+                body={"name": model},
+            )
+        except WorkerRefused as error:
+            if error.status >= 500:
+                raise worker_failed(error, worker.id, worker.phase) from error
+            raise bad_request(f"{worker.id} cannot serve it: {error.message}", "adapter") from error
+        except WorkerSilent as error:
+            self._health.failed(worker, error)
+            raise RouterError(
+                504,
+                f"worker {worker.id} did not load the adapter within {_LOAD_S:g} s; the role is as "
+                "it was, try again",
+                type="server_error",
+                code="role_timeout",
+            ) from error
+        except RouterError as error:
+            self._health.failed(worker, error)
+            raise
 
     def _card(self, name: str) -> dict[str, Any]:
         decoder = self._decoders[name]

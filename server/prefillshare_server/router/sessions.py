@@ -17,7 +17,7 @@ from prefillshare_server.router.turns import Turns
 @dataclass(slots=True)
 class Totals:
     """Sums over a session's calls; tokens and bytes. Work done for a call that failed later
-    counts as well."""
+    counts as well, but for colocated engines, which tell at the end of an answer."""
 
     calls: int = 0
     prompt_tokens: int = 0
@@ -40,7 +40,7 @@ class Session:
     ledger: Ledger
     turns: Turns
     prefill_worker: str | None = None
-    """The pin. None until a prefill succeeded."""
+    """The pin. None until a prefill succeeded, or a call was sent to a colocated engine."""
     placing: str | None = None
     """Where the first prefill is running: calls that start meanwhile go there too."""
     totals: Totals = field(default_factory=Totals)
@@ -121,7 +121,7 @@ class Sessions:
                 self._forget(session)
 
     def bind(self, session: Session, worker: str) -> None:
-        """Pin `session` to `worker`, whose prefill of the session's context succeeded."""
+        """Pin `session` to `worker`, which has its context in the cache, or will have."""
         if self._sessions.get(session.id) is not session:
             return  # Ended while the call ran: nothing may come back to life.
         if session.prefill_worker is not None:

@@ -66,9 +66,11 @@ def register() -> None:
         install_adapter_ops()
     if COLOCATED_ENV in os.environ:
         from prefillshare_server.vllm_plugin.adapter_positions import install_adapter_positions
+        from prefillshare_server.vllm_plugin.log_noise import silence_missing_connector
         from prefillshare_server.vllm_plugin.resumed_state import install_resumed_state
 
         install_adapter_positions()
+        silence_missing_connector()
         install_resumed_state()
     if FORK_ENGINE_ENV in os.environ:
         fork_engine_process()

@@ -37,6 +37,7 @@ def install_adapter_positions() -> None:
     """Wrap what makes the mapping, in both model runners of vLLM. Idempotent."""
     _install_v1()
     _install_v2()
+    _install_room_for_runs()
 
 
 def _install_v1() -> None:
@@ -88,3 +89,21 @@ def _install_v2() -> None:
     make_lora_inputs.prefillshare = True  # type: ignore[attr-defined]
     LoraState.make_lora_inputs = make_lora_inputs
     GPUModelRunner.__init__ = init
+
+
+def _install_room_for_runs() -> None:
+    """CPU. vLLM keeps the mapping as runs of tokens with one adapter, at most one per request.
+
+    A prompt that ends in a step is two: the base's and the adapter's. The engine would die.
+    """
+    from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
+
+    start = PunicaWrapperCPU.__init__
+    if getattr(start, "prefillshare", False):
+        return
+
+    def init(wrapper: Any, tokens: int, max_batches: int, device: Any, **kwargs: Any) -> None:
+        start(wrapper, tokens, 2 * max_batches, device, **kwargs)
+
+    init.prefillshare = True  # type: ignore[attr-defined]
+    PunicaWrapperCPU.__init__ = init

@@ -49,6 +49,12 @@ class Colocated(BaseKV):
                 self._accounts[request_id] = Account(base_tokens_reused=found)
         super()._update_after_schedule(scheduler_output)
 
+    def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
+        super()._preempt_request(request, *args, **kwargs)
+        if account := self._accounts.get(request.request_id):
+            # It starts over: x_n is run again, and is no second prompt token of the decoder's.
+            account.prompt_tokens_computed = 0
+
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> dict[int, EngineCoreOutputs]:

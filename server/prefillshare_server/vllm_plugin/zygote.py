@@ -1,8 +1,8 @@
 """A process that has imported vLLM and forks into workers, which so need not import it again.
 
-`python -m prefillshare_server.vllm_plugin.zygote`: each line of its input is an order (see
-launch/zygote.py), each line of its output the process id of the worker that it became, after one
-that says `ready`. It ends with its input.
+`python -m prefillshare_server.vllm_plugin.zygote` says `ready`. Then each line of its input is an
+order (see launch/zygote.py), which it answers with the process id of a worker; the next line lets
+that one go on. It ends with its input.
 
 A worker is forked by a process that ends at once, and becomes a child of the launcher, which adopts
 orphans. So this process may die, and no worker notices.
@@ -56,11 +56,20 @@ def main() -> None:
     print(READY, file=answers)
     for line in sys.stdin:
         order = json.loads(line)
+        waits, wakes = os.pipe()
         if (pid := _fork_orphan()) == 0:
+            os.close(wakes)
+            if not os.read(waits, 1):
+                return  # The launcher does not know of it.
+            os.close(waits)
             _become_worker(order, answers, launcher)
             worker.main()
             return
+        os.close(waits)
         print(pid, file=answers)
+        if sys.stdin.readline():
+            os.write(wakes, b"!")
+        os.close(wakes)
 
 
 def _import_vllm() -> None:
@@ -71,14 +80,18 @@ def _import_vllm() -> None:
 
 
 def _fork_orphan() -> int:
-    """Fork a process whose parent has ended; returns 0 there, its process id here."""
+    """Fork a process with a session of its own whose parent has ended.
+
+    Returns 0 there, its process id here.
+    """
     readable, writable = os.pipe()
     if (middle := os.fork()) == 0:
-        if (orphan := os.fork()) == 0:
+        if os.fork() == 0:
+            os.setsid()
+            os.write(writable, str(os.getpid()).encode())
             os.close(readable)
             os.close(writable)
             return 0
-        os.write(writable, str(orphan).encode())
         os._exit(0)
     os.close(writable)
     pid = int(os.read(readable, 32))
@@ -89,8 +102,7 @@ def _fork_orphan() -> int:
 
 
 def _become_worker(order: dict[str, Any], answers: TextIO, launcher: int) -> None:
-    """Take on what a process started for a worker has: session, streams, environment, arguments."""
-    os.setsid()
+    """Take on what a process started for a worker has: streams, environment, arguments."""
     os.close(answers.fileno())
     log = os.open(order["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     nothing = os.open(os.devnull, os.O_RDONLY)

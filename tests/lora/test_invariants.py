@@ -1,0 +1,63 @@
+"""What holds of any cluster, where adapters share workers and in one engine."""
+
+from collections.abc import Callable
+
+import httpx
+import openai
+import pytest
+
+from tests.engine import test_shared_prefill as shared_prefill
+from tests.lora.test_pool import TASK, ask, report
+from tests.served import Served
+
+pytestmark = [pytest.mark.engine, pytest.mark.exactness]
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        shared_prefill.test_a_role_switch_computes_only_tokens_after_the_last_shared_block,
+        shared_prefill.test_a_context_that_was_changed_is_named_and_recomputed_from_there,
+        shared_prefill.test_instructions_and_tools_of_a_role_do_not_move_the_prefix,
+    ],
+    ids=lambda test: test.__name__.removeprefix("test_"),
+)
+def test_prefill_is_shared_as_with_workers_for_each_role(
+    test: Callable[[openai.OpenAI, Callable[[], str]], None],
+    client: openai.OpenAI,
+    new_session: Callable[[], str],
+) -> None:
+    test(client, new_session)
+
+
+def test_sharing_can_be_switched_off_and_changes_no_answer(
+    client: openai.OpenAI, new_session: Callable[[], str]
+) -> None:
+    """By a salt: what the roles of the paper's baseline would compute."""
+    session = new_session()
+    prompt = f"{session}: {TASK}"
+    for role in ("planner", "solver"):
+        alone = client.chat.completions.create(
+            model=role,
+            messages=[{"role": "user", "content": prompt}],
+            temperature=0,
+            max_tokens=24,
+            extra_body={"cache_salt": role, "ignore_eos": True},
+            extra_headers={"X-Session-ID": new_session()},
+        )
+        assert report(alone)["cached_tokens"] == 0
+        said = ask(client, role, prompt, session).choices[0].message.content
+        assert alone.choices[0].message.content == said
+
+
+def test_a_worker_that_adapters_share_computes_no_prompt(served: Served, colocated: bool) -> None:
+    """Nor with the base's weights, which it has: who calls it directly learns what is missing."""
+    if colocated:
+        pytest.skip("the one engine is there to compute it")
+    cards = httpx.get(f"{served.url}/v1/roles", timeout=60).json()["data"]
+    names = {card["id"]: card["decoder"] for card in cards}
+    for role in ("planner", "critic"):
+        body = {"model": names[role], "prompt": [1] * 40, "max_tokens": 2}
+        answer = httpx.post(f"{served.worker('lora-0').url}/v1/completions", json=body, timeout=60)
+        assert answer.status_code == 400
+        assert answer.json()["error"]["code"] == "base_kv_missing"
