@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import tempfile
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,6 +19,7 @@ from benchmarks.lora_modes.load import answering, prefilled_by, run_sessions, to
 from benchmarks.lora_modes.systems import LABELS, SYSTEMS, Running, Setting, write_adapters
 
 SCALES = (1, 2, 4, 8)
+SESSIONS = (1, 4, 16)
 NAME = "lora_modes"
 
 app = typer.Typer(add_completion=False, rich_markup_mode="rich")
@@ -31,7 +33,8 @@ def main(
     ] = None,
     roles: Annotated[int, typer.Option(help=f"In the sessions: one of {SCALES}.")] = 4,
     sessions: Annotated[
-        list[int] | None, typer.Option(help="At once; may be repeated.", show_default="1, 4, 16")
+        list[int] | None,
+        typer.Option(help="At once; may be repeated.", show_default=", ".join(map(str, SESSIONS))),
     ] = None,
     calls: Annotated[int, typer.Option(help="Of each session.", min=2)] = 8,
     start: Annotated[int, typer.Option(help="Tokens of a session's first context.")] = 1024,
@@ -58,7 +61,7 @@ def main(
             console.print(f"[bold]{LABELS[name]}[/]")
             found: dict[str, Any] = {}
             with begin(four, work) as running:
-                found = _measure(running, names[:roles], sessions or [1, 4, 16], calls, start, end)
+                found = _measure(running, names[:roles], sessions or SESSIONS, calls, start, end)
             console.print(found)
             found["roles_scaling"] = {}
             for scale in SCALES:
@@ -74,6 +77,7 @@ def main(
                 "base": base,
                 "machine": f"{os.cpu_count()} cores, {platform.machine()}",
                 "calls": f"{calls} per session, {roles} roles in turn, {start} to {end} tokens",
+                "sessions_at_once_of_the_first_figures": _middle(sessions or SESSIONS),
                 "kv_blocks_of_a_system": blocks,
                 "command": results.command(),
             }
@@ -81,8 +85,12 @@ def main(
     _print(results.read(path))
 
 
+def _middle(sessions: Sequence[int]) -> int:
+    return sessions[len(sessions) // 2]
+
+
 def _measure(
-    running: Running, roles: list[str], sessions: list[int], calls: int, start: int, end: int
+    running: Running, roles: list[str], sessions: Sequence[int], calls: int, start: int, end: int
 ) -> dict[str, Any]:
     loads = {}
     for count in sessions:
@@ -98,8 +106,7 @@ def _measure(
             )
         )
     return {
-        # As in the tables of the docs: of the middle one.
-        **loads[str(sessions[len(sessions) // 2])],
+        **loads[str(_middle(sessions))],
         "rss_mb": round(running.rss_mb()),
         "ready_s": round(running.ready_s, 1),
         "sessions_at_once": loads,

@@ -17,7 +17,7 @@ from prefillshare_server.config import Cluster
 from prefillshare_server.launch import local_cluster, zygote
 from prefillshare_server.launch.hardware import Hardware
 from prefillshare_server.launch.plan import WorkerSpec, plan
-from prefillshare_server.launch.process import WorkerProcess
+from prefillshare_server.launch.process import WorkerFailedError, WorkerProcess
 from prefillshare_server.launch.zygote import Zygote
 from tests.launch.stand_in import cluster_of, serving_stand_in
 from tests.served import Served, serve_in_thread
@@ -136,6 +136,34 @@ async def test_without_vllm_there_is_none_and_workers_start_alone(
     async with cluster_of(monkeypatch, stand_in) as cluster:
         assert psutil.pid_exists(cluster.pids["prefill-0"])
     assert "no.such.module" in (tmp_path / "logs" / "zygote.log").read_text()
+
+
+async def test_one_that_never_gets_ready_is_given_up_for_workers_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    async def never(_: Zygote) -> bool:
+        await asyncio.sleep(60)
+        return True
+
+    monkeypatch.setattr(Zygote, "ready", never)
+    monkeypatch.setattr(local_cluster, "can_fork", lambda _: True)
+    stand_in = serving_stand_in(tmp_path / "logs" / "prefill-0.log")
+    cluster = cluster_of(monkeypatch, stand_in)
+    timeouts = cluster._cluster.timeouts.model_copy(update={"start_s": 4})
+    cluster._cluster = cluster._cluster.model_copy(update={"timeouts": timeouts})
+    async with cluster:
+        assert psutil.pid_exists(cluster.pids["prefill-0"])
+
+
+async def test_a_log_folder_that_cannot_be_made_fails_by_the_name_of_a_worker(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(local_cluster, "can_fork", lambda _: True)
+    (tmp_path / "logs").write_text("not a folder")
+    stand_in = serving_stand_in(tmp_path / "logs" / "prefill-0.log")
+    with pytest.raises(WorkerFailedError, match="worker prefill-0 failed: it cannot be started"):
+        async with cluster_of(monkeypatch, stand_in):
+            pass
 
 
 def test_one_that_was_killed_forks_no_more(spec: WorkerSpec, tmp_path: Path) -> None:

@@ -30,6 +30,20 @@ def test_prefill_is_shared_as_with_workers_for_each_role(
     test(client, new_session)
 
 
+def test_a_session_adds_up_what_its_calls_report(
+    served: Served, client: openai.OpenAI, new_session: Callable[[], str]
+) -> None:
+    session = new_session()
+    answers = [ask(client, role, f"{session}: {TASK}", session) for role in ("planner", "solver")]
+    told = httpx.get(f"{served.url}/v1/sessions/{session}", timeout=60).json()
+    for field in ("cached_tokens", "computed_tokens", "handoff_bytes"):
+        assert told[field] == sum(report(answer)[field] for answer in answers), field
+    prompts = [answer.usage.prompt_tokens for answer in answers if answer.usage is not None]
+    assert (told["calls"], told["prompt_tokens"]) == (2, sum(prompts))
+    assert told["cached_tokens"] + told["computed_tokens"] == sum(prompts)
+    assert told["roles"] == ["planner", "solver"]
+
+
 def test_sharing_can_be_switched_off_and_changes_no_answer(
     client: openai.OpenAI, new_session: Callable[[], str]
 ) -> None:

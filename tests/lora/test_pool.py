@@ -7,6 +7,7 @@ from typing import Any
 
 import openai
 import pytest
+from openai.types import Completion
 from openai.types.chat import ChatCompletion
 
 from tests.reference import base_cache_logprobs
@@ -34,7 +35,7 @@ def ask(client: openai.OpenAI, role: str, content: str, session: str) -> ChatCom
     )
 
 
-def report(answer: ChatCompletion) -> dict[str, Any]:
+def report(answer: ChatCompletion | Completion) -> dict[str, Any]:
     found: dict[str, Any] = (answer.model_extra or {})["prefillshare"]
     return found
 
