@@ -127,6 +127,19 @@ def test_cores_are_divided_among_cpu_workers(tmp_path: Path) -> None:
     assert planned(tmp_path)["prefill-0"].env["OMP_NUM_THREADS"] == "2"
 
 
+def test_threads_of_a_cpu_worker_do_not_spin_for_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless whoever starts it says how."""
+    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        monkeypatch.delenv(name, raising=False)
+    assert planned(tmp_path)["critic-0"].environment["GOMP_SPINCOUNT"] == "1000"
+    one_thread = Hardware(on_cpu=True, cores=4, memory_bytes=64 << 30)
+    assert "GOMP_SPINCOUNT" not in planned(tmp_path, one_thread)["critic-0"].environment
+    monkeypatch.setenv("OMP_WAIT_POLICY", "active")
+    assert "GOMP_SPINCOUNT" not in planned(tmp_path)["critic-0"].environment
+
+
 def test_cpu_workers_get_blocks_for_a_tenth_of_the_memory(tmp_path: Path) -> None:
     small = Hardware(on_cpu=True, cores=2, memory_bytes=8 << 30)
     blocks = int(argument(planned(tmp_path, small)["critic-0"], "num-gpu-blocks-override"))

@@ -103,6 +103,8 @@ class _Pool:
     loras: Loras | None = None
 
 
+_SPINNING = {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"}
+
 _NAMES: Mapping[Phase, str] = {"prefill": "prefill", "colocated": "engine"}
 """Of workers that are no decode workers."""
 
@@ -250,6 +252,10 @@ def _environment(
         }
         if threads == 1:
             env[FORK_ENGINE_ENV] = "1"
+        elif not _SPINNING & os.environ.keys():
+            # A thread that waits for another spins at first: for as long as the other has no core,
+            # which it takes from it. A busy core would make the worker tens of times as slow.
+            env["GOMP_SPINCOUNT"] = "1000"
     elif hardware.gpus:
         env["CUDA_VISIBLE_DEVICES"] = _gpus_of(index, args, hardware)
     return env
