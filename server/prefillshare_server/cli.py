@@ -149,7 +149,7 @@ def serve(
 
       prefillshare serve cluster.yaml
 
-      prefillshare serve cluster.yaml --port 9000 --set roles.planner.replicas=2
+      prefillshare serve cluster.yaml --port 9000 --set prefill.replicas=2
 
       prefillshare serve cluster.yaml --print-config
     """
@@ -173,9 +173,10 @@ def check(
 ) -> None:
     """Validate a cluster without starting it: models, their fit, layout and port.
 
-    Models that are not on this machine yet are built or downloaded, adapters are merged into
-    their base. Exit code 2 when something is wrong, with one line for each problem. A decoder
-    that was not trained for this base and prompt layout is a problem, unless it is allowed.
+    Models that are not on this machine yet are built or downloaded, adapters with `merge: true`
+    are merged into their base. Exit code 2 when something is wrong, with one line for each problem.
+    A decoder that was not trained for this base and prompt layout is a problem, unless it is
+    allowed.
 
     [dim]Example:[/dim]  prefillshare check cluster.yaml
     """
