@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -149,11 +150,13 @@ def _started(
             time.sleep(0.2)
         yield server.pid, time.monotonic() - started
     finally:
-        family = _family(server.pid)
+        family = _family(server.pid) if server.poll() is None else []
         server.terminate()
         _, alive = psutil.wait_procs(family, STOP_S)
         for process in alive:
             process.kill()
+        with suppress(ProcessLookupError):
+            os.killpg(server.pid, signal.SIGKILL)
         server.wait()
 
 

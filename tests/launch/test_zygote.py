@@ -147,11 +147,9 @@ async def test_one_that_never_gets_ready_is_given_up_for_workers_alone(
 
     monkeypatch.setattr(Zygote, "ready", never)
     monkeypatch.setattr(local_cluster, "can_fork", lambda _: True)
+    monkeypatch.setattr(local_cluster, "_IMPORT_S", 0.2)
     stand_in = serving_stand_in(tmp_path / "logs" / "prefill-0.log")
-    cluster = cluster_of(monkeypatch, stand_in)
-    timeouts = cluster._cluster.timeouts.model_copy(update={"start_s": 4})
-    cluster._cluster = cluster._cluster.model_copy(update={"timeouts": timeouts})
-    async with cluster:
+    async with cluster_of(monkeypatch, stand_in) as cluster:
         assert psutil.pid_exists(cluster.pids["prefill-0"])
 
 

@@ -144,6 +144,24 @@ def test_weights_that_the_base_has_no_place_for_are_refused(
     assert "which the base does not have" in said
 
 
+def test_a_quantised_base_has_the_same_modules(
+    base: Path, lora: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quantised = Path(shutil.copytree(base, tmp_path / "quantised"))
+    for file in quantised.glob("*.safetensors"):
+        found = load_file(file)
+        save_file({n.replace("_proj.weight", "_proj.qweight"): t for n, t in found.items()}, file)
+    assert pooled_adapter.pooled(quantised, lora)
+
+
+def test_what_vllm_cannot_apply_is_said_before_what_comes_of_it(base: Path, lora: Path) -> None:
+    """PEFT saves a bias as another tensor, and replicated layers under numbers of their own."""
+    renamed(lora, lambda name: name.replace("0.self_attn.q_proj.lora_B.weight", "9.lora_B.bias"))
+    said = complaint(base, configured(lora, lora_bias=True, layer_replication=[[0, 4]]))
+    assert "lora_bias is True" in said
+    assert "layer_replication is [[0, 4]]" in said
+
+
 def test_half_an_adapter_is_refused(base: Path, lora: Path) -> None:
     renamed(
         lora, lambda name: name.replace("0.self_attn.q_proj.lora_B", "0.self_attn.k_proj.lora_B")

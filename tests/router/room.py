@@ -3,7 +3,7 @@
 import asyncio
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pydantic_core import to_json
@@ -59,6 +59,11 @@ class Room:
 
     def call(self, blocks: int, **options: Any) -> "Call":
         return Call(self, blocks, **options)
+
+    def start(self, worker_id: str, engine: str) -> None:
+        """The worker says that this start of it is another one than before."""
+        self.health._facts[worker_id] = replace(self.health.facts[worker_id], engine_id=engine)
+        self.health._tell()
 
     def reserved(self) -> dict[str, int]:
         return {name: blocks for name, blocks in self.admission.reserved.items() if blocks}
@@ -125,5 +130,5 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-async def moved(room: Room, call: Call, generated: int = 0, avoid: str | None = None) -> None:
+async def moved(room: Room, call: Call, generated: int = 0, avoid: bool = False) -> None:
     await room.admission.move(call.readers[0], call.ask, generated=generated, avoid=avoid)

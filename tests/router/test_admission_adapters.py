@@ -1,5 +1,6 @@
 """Who gets a place where adapters share workers, and where engines prefill themselves."""
 
+import asyncio
 from collections import Counter
 from dataclasses import replace
 
@@ -7,7 +8,7 @@ from prefillshare_server.router.colocated import Colocated
 from prefillshare_server.router.handoff import Prompt
 from prefillshare_server.router.identity import Identity
 from prefillshare_server.router.sessions import Sessions
-from tests.router.room import BLOCK, Room, ask, settle, worker
+from tests.router.room import BLOCK, Room, ask, moved, settle, worker
 
 
 async def test_an_adapter_waits_for_a_slot_and_later_calls_of_others_wait_behind_it() -> None:
@@ -49,6 +50,23 @@ async def test_an_adapter_goes_where_it_has_a_slot_before_where_the_session_is()
         await call.end()
 
 
+async def test_a_lost_worker_that_was_started_again_is_as_good_as_any() -> None:
+    """An answer that may not go back there would keep all calls behind it waiting as well."""
+    room = Room(worker("a0", "a"), worker("a1", "a"), max_loras=1)
+    for name in ("a0", "a1"):
+        room.start(name, "first")
+    lost, other = room.call(1, adapter="one"), room.call(1, adapter="two")
+    await settle()
+    moving = asyncio.create_task(moved(room, lost, avoid=True))
+    await settle()
+    assert not moving.done()
+    room.start("a0", "second")
+    await moving
+    assert lost.at == ["a0"]
+    for call in (lost, other):
+        await call.end()
+
+
 async def test_idle_replicas_take_new_sessions_in_turn() -> None:
     room = Room()
     seen: Counter[str] = Counter()
@@ -74,6 +92,28 @@ async def test_one_engine_takes_all_choices_of_a_call() -> None:
     assert [set(call.at) for call in calls] == [{"e0"}, {"e1"}]
     for call in calls:
         await call.end()
+
+
+async def test_a_call_that_fills_one_engine_takes_others_as_well() -> None:
+    room = engines(2)
+    call = room.call(6, n=4)
+    await settle()
+    assert Counter(call.at) == {"e0": 2, "e1": 2}
+    await call.end()
+
+
+async def test_a_replica_that_was_away_takes_its_turn_and_no_more() -> None:
+    room = Room()
+    room.health.drain("a1")
+    seen: list[str] = []
+    for number in range(8):
+        if number == 4:
+            room.health.undrain("a1")
+        call = room.call(1)
+        await settle()
+        seen += call.at
+        await call.end()
+    assert seen == ["a0", "a0", "a0", "a0", "a1", "a0", "a1", "a0"]
 
 
 async def test_of_two_engines_for_one_call_the_first_is_the_sessions() -> None:

@@ -1,4 +1,4 @@
-"""Whatever happens in whatever order: no worker is overfull, no block is lost, the line holds."""
+"""Whatever happens in whatever order: no worker is overfull, nothing is lost, the line holds."""
 
 import asyncio
 from collections import Counter
@@ -9,6 +9,10 @@ from hypothesis import strategies as st
 
 from prefillshare_server.router.handoff import Reader
 from tests.router.room import CAPACITY, Call, Room, settle
+
+SLOTS = 2
+ADAPTERS = (None, "x", "y", "z")
+"""None stands for the workers' own weights."""
 
 Step = tuple[str, int, int, int]
 steps = st.lists(
@@ -31,7 +35,7 @@ def test_no_sequence_of_events_exceeds_a_worker_loses_a_block_or_breaks_the_line
 
 
 async def _play(todo: list[Step]) -> None:
-    room = Room()
+    room = Room(max_loras=SLOTS)
     arrived: dict[str, list[object]] = {"a": [], "b": []}
     entered: dict[str, list[object]] = {"a": [], "b": []}
     calls: list[Call] = []
@@ -41,7 +45,7 @@ async def _play(todo: list[Step]) -> None:
         arrived[role].append(who)
         return lambda: entered[role].append(who)
 
-    async def move(call: Call, reader: Reader, avoid: str | None) -> None:
+    async def move(call: Call, reader: Reader, avoid: bool) -> None:
         who = object()
         entry = tracked(call.role, who)
         try:
@@ -60,7 +64,8 @@ async def _play(todo: list[Step]) -> None:
     for what, which, blocks, n in todo:
         if what == "admit":
             role = "b" if which == 7 else "a"
-            call = Call(room, blocks, n=n, role=role, last=f"a{which % 2}")
+            adapter = ADAPTERS[(which + blocks) % len(ADAPTERS)]
+            call = Call(room, blocks, n=n, role=role, adapter=adapter, last=f"a{which % 2}")
             call.on_entry = tracked(role, call)
             calls.append(call)
         elif what in ("down", "up"):
@@ -81,7 +86,7 @@ async def _play(todo: list[Step]) -> None:
                 calls.remove(call)
             elif what == "move" and idle(call):
                 reader = call.readers[n % len(call.readers)]
-                avoid = reader.worker.id if blocks % 2 else None
+                avoid = bool(blocks % 2)
                 moves.append((call, reader, asyncio.create_task(move(call, reader, avoid))))
         await settle()
         _check(room, arrived, entered)
@@ -102,6 +107,7 @@ async def _play(todo: list[Step]) -> None:
     assert room.reserved() == {}
     assert room.admission.queued == 0
     assert room.admission.decoding.total() == 0
+    assert sum(each.total() for each in room.admission._adapters.values()) == 0
 
 
 def _check(room: Room, arrived: dict[str, list[object]], entered: dict[str, list[object]]) -> None:
@@ -111,6 +117,8 @@ def _check(room: Room, arrived: dict[str, list[object]], entered: dict[str, list
     for place in admission._held:
         held[place.worker.id] += place.blocks
         answers[place.worker.id] += 1
+    adapters = {(p.worker.id, p.model) for p in admission._held if p.model != p.worker.model}
+    assert max(Counter(worker for worker, _ in adapters).values(), default=0) <= SLOTS
     assert +held == +admission.reserved
     assert +answers == +room.admission.decoding
     assert all(0 <= blocks <= CAPACITY for blocks in admission.reserved.values())

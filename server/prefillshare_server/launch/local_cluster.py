@@ -32,6 +32,7 @@ from prefillshare_server.router.topology import Decoder, WorkerEndpoint
 T = TypeVar("T")
 
 _POLL_S = 0.2
+_IMPORT_S = 120.0
 _INFO_TIMEOUT_S = 2.0
 _WARM_UP_AGAIN_S = 30.0
 _LOADING_MARK = "Initializing a V1 LLM engine"
@@ -182,7 +183,7 @@ class LocalCluster:
             self._on_event(spec.name, "starting", "importing vLLM, once for all workers")
         try:
             self._zygote = Zygote(forked[0], self.log_dir / "zygote.log")
-            async with asyncio.timeout(self._cluster.timeouts.start_s / 2):
+            async with asyncio.timeout(min(_IMPORT_S, self._cluster.timeouts.start_s / 2)):
                 ready = await self._zygote.ready()
         except OSError:  # And TimeoutError, which is one.
             ready = False

@@ -46,9 +46,9 @@ def pooled(base_dir: Path, adapter_dir: Path) -> str:
     # Before the other checks: with the digest of the copy it says that they hold for the copy.
     name = _digest(adapter_dir)
     require_shapes(base_dir, adapter_dir)
-    _require_modules(base_dir, adapter_dir)
     if problems := list(_unshareable(adapter_dir)):
         raise ConfigError(*problems)
+    _require_modules(base_dir, adapter_dir)
     target = home() / name
 
     def found() -> Path | None:
@@ -83,25 +83,32 @@ def max_rank(ranks: Iterable[int]) -> int:
 
 
 def _require_modules(base_dir: Path, adapter_dir: Path) -> None:
-    """Raise ConfigError for the first module that the base does not have: vLLM would ignore it."""
-    base: set[str] = set()
+    """Raise ConfigError for the first module that the base does not have: vLLM would ignore it.
+
+    Modules of a multimodal base, which has several names for them, are left to vLLM.
+    """
+    if "text_config" in checkpoint.read_json(base_dir / "config.json"):
+        return
+    modules: set[str] = set()
     for file in weights.files(base_dir):
         if file.suffix != ".safetensors":
             return
-        base |= weights.tensors(file).keys()
+        # Not by `.weight`: quantised weights have other names.
+        modules |= {name.rpartition(".")[0] for name in weights.tensors(file)}
     found = weights.tensors(adapter_dir / WEIGHTS_FILE).keys()
     for name in sorted(found):
         module, half, _ = name.removeprefix("base_model.model.").partition(".lora_")
-        there, elsewhere = (
-            (".lora_A.", ".lora_B.") if ".lora_A." in name else (".lora_B.", ".lora_A.")
-        )
-        other = name.replace(there, elsewhere)
-        if not half or "lora_embedding_" in name:
+        if not half or not name.endswith(".weight"):
             continue
-        if f"{module}.weight" not in base:
+        there, elsewhere = ".lora_A.", ".lora_B."
+        if there not in name:
+            there, elsewhere = elsewhere, there
+        if module == "lm_head" and module not in modules:
+            what = "adapts lm_head, which the base shares with its embedding"
+        elif module not in modules:
             what = f"was made for another model: it adapts {module}, which the base does not have"
-        elif other not in found:
-            what = f"is damaged: it has {name} and not {other}"
+        elif name.replace(there, elsewhere) not in found:
+            what = f"is damaged: it has {name} and not the other half"
         else:
             continue
         raise ConfigError(

@@ -46,6 +46,7 @@ class Account:
         self._prompt_tokens = sum(len(handoff.reader.prompt.ids) for handoff in self._firsts)
         self._cached_tokens: int | None = None
         self._computed_tokens: int | None = None
+        self._per_model_tokens = 0
         self._counted = all(handoff.cached_tokens is not None for handoff in handoffs)
         self._broken = self._firsts[0].reader.prompt.broken
         self._note_prefill()
@@ -99,6 +100,7 @@ class Account:
             totals = self._session.totals
             totals.calls += 1
             totals.prompt_tokens += self._prompt_tokens
+            totals.per_model_prefill_tokens += self._per_model_tokens
             totals.cached_tokens += self._cached_tokens or 0
             totals.computed_tokens += self._computed_tokens or 0
 
@@ -115,14 +117,13 @@ class Account:
         session.last_role = role
         session.roles[role] = None
         session.decode_workers[self._ask.decoder.pool] = firsts[0].worker.id
-        totals = session.totals
         for handoff in firsts:
             prompt = handoff.reader.prompt
-            totals.per_model_prefill_tokens += session.ledger.unseen(role, prompt.context_ids)
+            self._per_model_tokens += session.ledger.unseen(role, prompt.context_ids)
             tail = (role, hash(tuple(prompt.tail_ids)))
             if tail not in session.tails:
                 session.tails.add(tail)
-                totals.per_model_prefill_tokens += len(prompt.tail_ids)
+                self._per_model_tokens += len(prompt.tail_ids)
             handoff.context_end = session.ledger.keep_context(
                 prompt.kept, prompt.new_text, prompt.context_ids[prompt.kept_tokens :], role
             )

@@ -5,6 +5,7 @@ its prompts and answers are free by the router's own count, and waits in line fo
 """
 
 import asyncio
+import itertools
 import sys
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -42,8 +43,8 @@ class _Waiting:
     needs: Sequence[_Need]
     holder: Callable[[], str | None]
     """The worker to take as long as it has room, for what is known then: it holds base KV."""
-    avoid: str | None
-    """The worker to take only if no other is available."""
+    avoid: Reserved | None
+    """Its worker is to be taken only if no other is available, or if it was started again."""
     granted: asyncio.Future[list[Reserved]] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
@@ -96,8 +97,9 @@ class Admission:
         self.decoding: Counter[str] = Counter()
         """Answers each decode worker has room reserved for."""
         self._held: set[Reserved] = set()
+        self._turns = itertools.count(1)
         self._taken: Counter[str] = Counter()
-        """Answers each decode worker ever had room reserved for."""
+        """When room was last reserved on each decode worker: the higher, the later."""
         self._lines: dict[str, deque[_Waiting]] = {pool: deque() for pool in placement.decode}
         """By pool."""
         health.listen(self._serve_all)
@@ -130,16 +132,18 @@ class Admission:
             for reader in readers:
                 self.leave(reader)
 
-    async def move(self, reader: Reader, ask: Ask, *, generated: int, avoid: str | None) -> None:
+    async def move(self, reader: Reader, ask: Ask, *, generated: int, avoid: bool) -> None:
         """Give up `reader.place` and wait in line for another, of which `generated` tokens are due.
 
-        Worker `avoid` is taken only while no other one of the role is available. Raises RouterError
-        as `admitted` does; the reader then has no room anywhere.
+        With `avoid` its worker is taken only if it was started again, or while no other one of the
+        role is available. Raises RouterError as `admitted` does; the reader then has no room
+        anywhere.
         """
         self.leave(reader)
         need = self._need(ask, reader.prompt, generated)
-        last = reader.place.worker.id
-        [reader.place] = await self._places(_Waiting(ask, [need], lambda: last, avoid))
+        place = reader.place
+        waiting = _Waiting(ask, [need], lambda: place.worker.id, place if avoid else None)
+        [reader.place] = await self._places(waiting)
 
     def leave(self, reader: Reader) -> None:
         """Give back the reader's place, unless that was done before: its answer is complete."""
@@ -226,18 +230,25 @@ class Admission:
         """A free place for every need, or None: on the worker that has base KV of the session, or
         else where the fewest KV blocks are reserved, in turn where they are equally many.
 
-        An engine that prefills itself takes all of a call, so that it prefills each prompt once.
+        An engine that prefills itself takes all of a call for which it has blocks, so that it
+        prefills each prompt once.
         The needs of one call are never taken to exceed a whole worker: an idle one takes any call,
         whose sequences it then runs one after the other.
         """
         available = self._available(waiting.pool)
-        others = [w for w in available if w.id != waiting.avoid and self._could_hold(w, waiting)]
+        avoid = waiting.avoid
+        others = [
+            w
+            for w in available
+            if self._could_hold(w, waiting)
+            and (avoid is None or w.id != avoid.worker.id or self._engine(w) != avoid.engine)
+        ]
         ready = others or available
         asked: Counter[str] = Counter()
         places: list[Reserved] = []
         holder = waiting.holder()
         for need in waiting.needs:
-            fitting = []
+            fitting, exceeded = [], set()
             for worker in ready:
                 capacity = self._capacity(worker)
                 total = asked[worker.id] + self._blocks(need, worker)
@@ -247,12 +258,14 @@ class Admission:
                     and self.reserved[worker.id] + min(total, capacity) <= capacity
                 ):
                     fitting.append(worker)
+                    if asked[worker.id] and total > capacity:
+                        exceeded.add(worker.id)
             if not fitting:
                 return None
             worker = min(
                 fitting,
                 key=lambda w: (
-                    w.id != holder,
+                    w.id != holder or w.id in exceeded,
                     self.reserved[w.id] + asked[w.id],
                     self._taken[w.id],
                 ),
@@ -261,7 +274,8 @@ class Admission:
             before = min(asked[worker.id], capacity)
             asked[worker.id] += self._blocks(need, worker)
             blocks = min(asked[worker.id], capacity) - before
-            places.append(Reserved(worker, blocks, waiting.ask.decoder.model))
+            model, engine = waiting.ask.decoder.model, self._engine(worker)
+            places.append(Reserved(worker, blocks, model, engine))
             if worker.phase == "colocated":
                 holder = worker.id
         return places
@@ -278,7 +292,7 @@ class Admission:
         if place.model != place.worker.model:
             self._adapters.setdefault(place.worker.id, Counter())[place.model] += 1
         self.decoding[place.worker.id] += 1
-        self._taken[place.worker.id] += 1
+        self._taken[place.worker.id] = next(self._turns)
         self._count(place.worker, place.blocks)
 
     def _give_back(self, place: Reserved) -> None:
@@ -302,6 +316,9 @@ class Admission:
             return _Need(len(prompt.ids), ask.max_tokens, least=ask.max_tokens)
         likely = min(room, generated + self._reserve_tokens)
         return _Need(len(prompt.ids), likely, least=min(room, generated + 1))
+
+    def _engine(self, worker: WorkerEndpoint) -> str | None:
+        return self._health.facts[worker.id].engine_id
 
     def _capacity(self, worker: WorkerEndpoint) -> int:
         """KV blocks of `worker` that requests can have. vLLM keeps one for itself."""

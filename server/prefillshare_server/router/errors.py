@@ -181,12 +181,12 @@ def timed_out(phase: Phase, worker: str, seconds: float) -> WorkerSilent:
 
 def queue_timeout(role: str, pool: str, seconds: float) -> RouterError:
     """504: the role's decode workers, those of `pool`, had no room for the call in time."""
-    replicas = f"roles.{role}.replicas" if pool == role else f"{pool}.replicas"
+    more = f"roles.{role}.replicas" if pool == role else f"{pool}.max_loras or {pool}.replicas"
     return RouterError(
         504,
         f"no decode worker of role {role!r} had room for this call within {seconds:g} s (phase: "
         "queue); try again, ask for fewer tokens, or raise timeouts.queue_s, kv.blocks or "
-        f"{replicas}",
+        f"{more}",
         type="server_error",
         code="queue_timeout",
         headers={"Retry-After": str(RETRY_AFTER_S)},

@@ -29,6 +29,8 @@ class Reserved:
     """KV blocks."""
     model: str
     """What answers there, by its name at the worker."""
+    engine: str | None = None
+    """The worker's start that it is room on, if the worker had said which."""
 
 
 class Placement:

@@ -84,8 +84,7 @@ class Recovery:
         self, ask: Ask, session: Session | None, first: Handoff, broken: Interrupted, generated: int
     ) -> Handoff:
         reader = first.reader
-        avoid = reader.worker.id if broken.lost else None
-        await self._admission.move(reader, ask, generated=generated, avoid=avoid)
+        await self._admission.move(reader, ask, generated=generated, avoid=broken.lost)
         unreadable = {each.placed.worker.id for each in (first, *first.later) if each.unreadable}
         again = await self._prefill.again(ask, session, reader, avoid=unreadable)
         first.later.append(again)

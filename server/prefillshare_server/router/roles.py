@@ -5,6 +5,7 @@ so a role never goes on with weights other than those its answer began with.
 """
 
 import asyncio
+from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -62,8 +63,8 @@ class Roles:
     ) -> None:
         """Raises ConfigError if an adapter of the cluster file is not there."""
         self._max_rank = max_lora_rank(cluster) if cluster.has_lora_pool else 0
-        self._changing = asyncio.Lock()
-        """Changes happen in the order in which they came."""
+        self._changing: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        """Changes of a role happen in the order in which they came."""
         self._cluster = cluster
         self._base_dir = base_dir
         self._decoders = dict(decoders)
@@ -92,8 +93,8 @@ class Roles:
         that cannot be served, 409 for a role with workers of its own, 503 and 504 where a worker
         does not load it. The role then is as it was.
         """
-        async with self._alone():
-            wanted = self._parsed(name, raw)
+        wanted = self._parsed(name, raw)
+        async with self._alone(name):
             try:
                 model = await asyncio.to_thread(self._pooled, wanted)
             except ConfigError as error:
@@ -107,23 +108,24 @@ class Roles:
 
     async def remove(self, name: str) -> None:
         """Refuse further calls of a role; those that run go on. Raises RouterError 404 and 409."""
-        async with self._alone():
+        async with self._alone(name):
             if name not in self._decoders:
                 raise unknown_role(name, self._decoders)
             self._require_shared(name)
             del self._decoders[name]
 
     @asynccontextmanager
-    async def _alone(self) -> AsyncIterator[None]:
+    async def _alone(self, name: str) -> AsyncIterator[None]:
+        lock = self._changing[name]
         try:
             async with asyncio.timeout(_CHANGE_S):
-                await self._changing.acquire()
+                await lock.acquire()
         except TimeoutError:
-            raise conflict("another change of a role is still under way; try again") from None
+            raise conflict(f"a change of role {name!r} is still under way; try again") from None
         try:
             yield
         finally:
-            self._changing.release()
+            lock.release()
 
     def _parsed(self, name: str, raw: bytes) -> _Wanted:
         if not ROLE_NAME.fullmatch(name) or name == self._cluster.base.name:
