@@ -28,7 +28,9 @@ def work_folder(name: str) -> Path:
 def command() -> str:
     """The command line of this process, as a user types it."""
     module = getattr(sys.modules["__main__"].__spec__, "name", None)
-    start = ["python", "-m", module] if module else ["python", sys.argv[0]]
+    start = (
+        ["python", "-m", module.removesuffix(".__main__")] if module else ["python", sys.argv[0]]
+    )
     return shlex.join([*start, *sys.argv[1:]])
 
 

@@ -127,6 +127,24 @@ def _print(figures: dict[str, Any]) -> None:
         if name in figures:
             table.add_row(label, *(str(figures[name][key]) for key in (*shown, "ready_s")))
     Console().print(table)
+    if "stock" not in figures:
+        return
+    ratios = Table(
+        "stock vLLM / system", "sessions", "TTFT", "prefilled", "system / stock: tokens/s"
+    )
+    for name, label in LABELS.items():
+        for sessions, stock in figures["stock"]["sessions_at_once"].items():
+            if name == "stock" or sessions not in figures.get(name, {}).get("sessions_at_once", {}):
+                continue
+            ours = figures[name]["sessions_at_once"][sessions]
+            ratios.add_row(
+                label,
+                sessions,
+                f"{stock['ttft_switch_ms'] / ours['ttft_switch_ms']:.1f}",
+                f"{stock['prefilled_tokens'] / ours['prefilled_tokens']:.1f}",
+                f"{ours['throughput_tok_s'] / stock['throughput_tok_s']:.1f}",
+            )
+    Console().print(ratios)
 
 
 if __name__ == "__main__":
