@@ -67,7 +67,8 @@ def test_no_two_workers_share_a_port(tmp_path: Path) -> None:
 
 def test_new_ports_reach_the_command_and_the_environment(tmp_path: Path) -> None:
     spec = planned(tmp_path)["critic-0"].on_new_ports()
-    assert spec.command[-2:] == ["--port", str(spec.port)]
+    assert spec.arguments[:2] == ["--port", str(spec.port)]
+    assert spec.command[-len(spec.arguments) :] == spec.arguments
     assert spec.environment["VLLM_NIXL_SIDE_CHANNEL_PORT"] == str(spec.side_channel_port)
 
 

@@ -62,8 +62,8 @@ class WorkerSpec:
 
     @property
     def arguments(self) -> list[str]:
-        """Of `vllm_plugin/worker.py`."""
-        return [*self.argv, "--port", str(self.port)]
+        """Of `vllm_plugin/worker.py`. The port comes first: `ps` may cut off the end."""
+        return ["--port", str(self.port), *self.argv]
 
     @property
     def command(self) -> list[str]:
