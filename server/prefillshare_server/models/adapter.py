@@ -117,10 +117,7 @@ def require_shapes(base_dir: Path, adapter_dir: Path) -> None:
     Modules whose name in the base's files is another one are left to peft.
     """
     found = weights.tensors(adapter_dir / WEIGHTS_FILE)
-    base: dict[str, weights.Tensor] = {}
-    for file in weights.files(base_dir):
-        if file.suffix == ".safetensors":
-            base |= weights.tensors(file)
+    base = weights.all_tensors(base_dir)
     for name, tensor in found.items():
         module, is_b, _ = name.partition(".lora_B.weight")
         down = found.get(f"{module}.lora_A.weight")
@@ -141,11 +138,17 @@ def require_shapes(base_dir: Path, adapter_dir: Path) -> None:
 
 
 def _key(base_dir: Path, adapter_dir: Path) -> str:
-    digest = hashlib.sha256(f"{_RECIPE} {provenance.base_fingerprint(base_dir)}".encode())
+    recipe = f"{_RECIPE} {provenance.base_fingerprint(base_dir)}".encode()
+    return hashlib.sha256(recipe + content(adapter_dir)).hexdigest()[:16]
+
+
+def content(adapter_dir: Path) -> bytes:
+    """What its files hold, as a digest of each."""
+    digests = []
     for name in (CONFIG_FILE, WEIGHTS_FILE):
         with (adapter_dir / name).open("rb") as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest())
-    return digest.hexdigest()[:16]
+            digests.append(hashlib.file_digest(file, "sha256").digest())
+    return b"".join(digests)
 
 
 def _merge_in_child(base_dir: Path, adapter_dir: Path, directory: Path) -> None:

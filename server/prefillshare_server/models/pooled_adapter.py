@@ -17,6 +17,7 @@ from prefillshare_server.models import checkpoint, store, weights
 from prefillshare_server.models.adapter import (
     CONFIG_FILE,
     WEIGHTS_FILE,
+    content,
     require_lora,
     require_shapes,
 )
@@ -89,12 +90,10 @@ def _require_modules(base_dir: Path, adapter_dir: Path) -> None:
     """
     if "text_config" in checkpoint.read_json(base_dir / "config.json"):
         return
-    modules: set[str] = set()
-    for file in weights.files(base_dir):
-        if file.suffix != ".safetensors":
-            return
-        # Not by `.weight`: quantised weights have other names.
-        modules |= {name.rpartition(".")[0] for name in weights.tensors(file)}
+    if any(file.suffix != ".safetensors" for file in weights.files(base_dir)):
+        return
+    # Not by `.weight`: quantised weights have other names.
+    modules = {name.rpartition(".")[0] for name in weights.all_tensors(base_dir)}
     found = weights.tensors(adapter_dir / WEIGHTS_FILE).keys()
     for name in sorted(found):
         module, half, _ = name.removeprefix("base_model.model.").partition(".lora_")
@@ -143,8 +142,4 @@ def _listed(value: Any) -> str:
 
 
 def _digest(adapter_dir: Path) -> str:
-    digest = hashlib.sha256()
-    for name in (CONFIG_FILE, WEIGHTS_FILE):
-        with (adapter_dir / name).open("rb") as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest())
-    return f"adapter-{digest.hexdigest()[:16]}"
+    return f"adapter-{hashlib.sha256(content(adapter_dir)).hexdigest()[:16]}"

@@ -51,6 +51,15 @@ def tensors(file: Path) -> dict[str, Tensor]:
         ) from None
 
 
+def all_tensors(directory: Path) -> dict[str, Tensor]:
+    """Those of every safetensors file of a checkpoint. Raises ConfigError for a damaged file."""
+    found: dict[str, Tensor] = {}
+    for file in files(directory):
+        if file.suffix == ".safetensors":
+            found |= tensors(file)
+    return found
+
+
 def digest(directory: Path) -> str:
     """Fingerprint of a checkpoint's weights: 16 hex digits.
 
