@@ -1,14 +1,21 @@
 """Fixtures of the whole suite: nothing may outlive the test that started it."""
 
 import ctypes
+import itertools
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 import pytest
+
+if TYPE_CHECKING:
+    import openai
+
+    from tests.served import Served
 
 SETTLE_S = 15
 
@@ -92,3 +99,21 @@ def tiny_adapter(tiny_home: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 
     base_dir = tiny_home / "models" / "tiny-base"
     return write_adapter(base_dir, tmp_path_factory.mktemp("tiny-adapter"))
+
+
+@pytest.fixture
+def client(served: "Served") -> "Iterator[openai.OpenAI]":
+    """A plain openai client on the router of the cluster that the test's folder serves."""
+    import openai
+
+    with openai.OpenAI(base_url=f"{served.url}/v1", api_key="local", max_retries=0) as plain:
+        yield plain
+
+
+@pytest.fixture
+def new_session() -> Callable[[], str]:
+    """Fresh session ids, different in every test and run."""
+    return lambda: f"test-session-{next(_NUMBERS)}"
+
+
+_NUMBERS = itertools.count()

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from openai.types.chat import ChatCompletion
 from peft import AutoPeftModelForCausalLM
 from transformers import AutoModelForCausalLM
 
@@ -91,3 +92,19 @@ def base_cache_greedy(
         if token in stop_ids:
             break
     return output
+
+
+def chat_deviation(
+    answer: ChatCompletion, base_dir: Path, decoder_dir: Path, *, tokens: int
+) -> float:
+    """Largest |served − reference| logprob over the answer's tokens; there must be `tokens`."""
+    [choice] = answer.choices
+    assert answer.model_extra is not None
+    assert choice.model_extra is not None
+    assert choice.logprobs is not None
+    assert choice.logprobs.content is not None
+    served = [token.logprob for token in choice.logprobs.content]
+    prompt, output = answer.model_extra["prompt_token_ids"], choice.model_extra["token_ids"]
+    reference = base_cache_logprobs(base_dir, decoder_dir, prompt, output)
+    assert len(served) == len(reference) == tokens
+    return max(abs(a - float(b)) for a, b in zip(served, reference, strict=True))

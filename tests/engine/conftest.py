@@ -1,10 +1,8 @@
 """One cluster on real vLLM engines for the tests of this folder: 2 prefill workers, 4 roles."""
 
-import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
-import openai
 import pytest
 
 from prefillshare_server.config import Cluster
@@ -46,19 +44,3 @@ def models() -> dict[str, Path]:
     """Model directories by the name of the base or role they serve."""
     names = {"base": "tiny-base", "planner": "tiny-a", "solver": "tiny-b"}
     return {role: store.resolve(name) for role, name in names.items()}
-
-
-@pytest.fixture
-def client(served: Served) -> Iterator[openai.OpenAI]:
-    """A plain openai client on the router."""
-    with openai.OpenAI(base_url=f"{served.url}/v1", api_key="local", max_retries=0) as plain:
-        yield plain
-
-
-@pytest.fixture
-def new_session() -> Callable[[], str]:
-    """Fresh session ids, different in every test and run."""
-    return lambda: f"test-session-{next(_NUMBERS)}"
-
-
-_NUMBERS = itertools.count()

@@ -9,7 +9,7 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletion
 
-from tests.reference import base_cache_logprobs
+from tests.reference import base_cache_logprobs, chat_deviation
 
 pytestmark = [pytest.mark.engine, pytest.mark.exactness]
 
@@ -34,17 +34,8 @@ def ask(
 
 
 def deviation(answer: ChatCompletion, models: dict[str, Path], role: str) -> float:
-    """Largest |served − reference| logprob over the answer's tokens."""
-    [choice] = answer.choices
-    assert answer.model_extra is not None
-    assert choice.model_extra is not None
-    assert choice.logprobs is not None
-    assert choice.logprobs.content is not None
-    served = [token.logprob for token in choice.logprobs.content]
-    prompt, output = answer.model_extra["prompt_token_ids"], choice.model_extra["token_ids"]
-    reference = base_cache_logprobs(models["base"], models[role], prompt, output)
-    assert len(served) == len(reference) == 40
-    return max(abs(a - float(b)) for a, b in zip(served, reference, strict=True))
+    """Of its 40 tokens."""
+    return chat_deviation(answer, models["base"], models[role], tokens=40)
 
 
 def test_first_call(

@@ -1,7 +1,6 @@
 """Clusters on real vLLM engines whose roles are adapters: on two decode workers, in one engine."""
 
-import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import openai
@@ -100,19 +99,3 @@ def decoders(adapters: dict[str, Path]) -> dict[str, Path]:
 def served_roles(client: openai.OpenAI) -> list[str]:
     """Every role of the cluster."""
     return [model.id for model in client.models.list() if model.id != "base"]
-
-
-@pytest.fixture
-def client(served: Served) -> Iterator[openai.OpenAI]:
-    """A plain openai client on the router."""
-    with openai.OpenAI(base_url=f"{served.url}/v1", api_key="local", max_retries=0) as plain:
-        yield plain
-
-
-@pytest.fixture
-def new_session() -> Callable[[], str]:
-    """Fresh session ids, different in every test and run."""
-    return lambda: f"lora-session-{next(_NUMBERS)}"
-
-
-_NUMBERS = itertools.count()

@@ -10,7 +10,7 @@ import pytest
 from openai.types import Completion
 from openai.types.chat import ChatCompletion
 
-from tests.reference import base_cache_logprobs
+from tests.reference import chat_deviation
 
 pytestmark = [pytest.mark.engine, pytest.mark.exactness]
 
@@ -41,17 +41,8 @@ def report(answer: ChatCompletion | Completion) -> dict[str, Any]:
 
 
 def deviation(answer: ChatCompletion, decoders: dict[str, Path], role: str) -> float:
-    """Largest |served - reference| logprob over the answer's tokens."""
-    [choice] = answer.choices
-    assert answer.model_extra is not None
-    assert choice.model_extra is not None
-    assert choice.logprobs is not None
-    assert choice.logprobs.content is not None
-    served = [token.logprob for token in choice.logprobs.content]
-    prompt, output = answer.model_extra["prompt_token_ids"], choice.model_extra["token_ids"]
-    reference = base_cache_logprobs(decoders["base"], decoders[role], prompt, output)
-    assert len(served) == len(reference) == 24
-    return max(abs(a - float(b)) for a, b in zip(served, reference, strict=True))
+    """Of its 24 tokens."""
+    return chat_deviation(answer, decoders["base"], decoders[role], tokens=24)
 
 
 def test_each_role_answers_with_its_own_decoder_on_base_kv(
