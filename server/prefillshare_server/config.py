@@ -1,7 +1,8 @@
 """The cluster file: the one place where a cluster is described.
 
 Precedence: overrides (flags) > ``PREFILLSHARE_<SECTION>__<FIELD>`` > file > default.
-Unknown keys are errors. All objects are frozen; nothing here imports torch or vLLM.
+Unknown keys are errors. All objects are frozen; nothing here imports torch or vLLM. The string
+below a field is its description in the reference that the documentation prints.
 """
 
 from __future__ import annotations
@@ -68,20 +69,22 @@ def _check_role_name(name: str) -> str:
     return name
 
 
-Args = Annotated[dict[str, ArgValue], BeforeValidator(_check_args)]
+Args = Annotated[
+    dict[str, ArgValue], BeforeValidator(_check_args), Field(examples=[{"max-num-seqs": 8}])
+]
 RoleName = Annotated[str, AfterValidator(_check_role_name)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 ModelRef = Annotated[str, Field(min_length=1)]
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
 class Base(_Section):
     """The model whose weights prefill every prompt."""
 
-    model: ModelRef
+    model: ModelRef = Field(examples=["smollm2-135m-instruct"])
     """Store name, directory, or hub id."""
     name: str = Field(default="base", pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$")
     """Its name in ``/v1/models``."""
@@ -91,6 +94,7 @@ class PrefillPool(_Section):
     """The prefill workers; all of them serve the base."""
 
     replicas: int = Field(default=1, ge=1)
+    """How many; a session stays with one of them."""
     args: Args = {}
     """Extra vLLM arguments: ``{max-num-seqs: 8}`` → ``--max-num-seqs 8``; true → a bare flag,
     false → ``--no-flag``."""
@@ -100,16 +104,18 @@ class DecodePool(_Section):
     """What all decode workers have in common."""
 
     args: Args = {}
+    """Extra vLLM arguments of every decode worker, as in ``prefill.args``."""
 
 
 class LoraPool(_Section):
     """The decode workers that all adapters share: one copy of the base's weights each."""
 
     replicas: int = Field(default=1, ge=1)
-    max_loras: int | None = Field(default=None, ge=1)
+    """How many of them."""
+    max_loras: int | None = Field(default=None, ge=1, examples=[8])
     """Adapters in one batch; None is one more than there are at the start, so that one can be
     replaced, and at least 4."""
-    max_lora_rank: int | None = Field(default=None, ge=1)
+    max_lora_rank: int | None = Field(default=None, ge=1, examples=[32])
     """Largest rank of an adapter, also of those added later; None is what the start needs."""
     args: Args = {}
     """Extra vLLM arguments of these workers; they win over ``decode.args``."""
@@ -125,14 +131,14 @@ class DecoderRef(NamedTuple):
 class Role(_Section):
     """One role and the decoder (weights) that speaks for it: `model` or `adapter`."""
 
-    model: ModelRef | None = None
+    model: ModelRef | None = Field(default=None, examples=["./critic"])
     """Full weights: store name, directory, or hub id."""
-    adapter: ModelRef | None = None
+    adapter: ModelRef | None = Field(default=None, examples=["./critic-lora"])
     """A LoRA adapter of the base: directory or hub id. It shares the workers of ``lora``."""
     merge: bool = False
     """Merge the adapter into the base, once, and give the role workers of its own."""
     replicas: int = Field(default=1, ge=1)
-    """Of workers of its own."""
+    """How many workers of its own it has."""
     args: Args = {}
     """Extra vLLM arguments of workers of its own; they win over ``decode.args``."""
 
@@ -182,7 +188,10 @@ class Router(_Section):
     """The HTTP front."""
 
     host: str = Field(default="127.0.0.1", min_length=1)
+    """Address to listen on. The router asks nobody who they are: see the HTTP contract before you
+    open it to others."""
     port: int = Field(default=8000, ge=1, le=65535)
+    """Port to listen on."""
     session_ttl_s: Seconds = 1800
     """An idle session is forgotten after this time."""
     max_body_mb: int = Field(default=32, ge=1)
@@ -196,9 +205,11 @@ class KV(_Section):
 
     # A worker renews a lease every sixth of it, in whole seconds.
     lease_s: int = Field(default=120, ge=6)
-    block_size: int | None = Field(default=None, ge=16, multiple_of=16)
+    """How long a prefill worker keeps blocks for a decode worker that has not read them yet, in
+    seconds."""
+    block_size: int | None = Field(default=None, ge=16, multiple_of=16, examples=[32])
     """Tokens per KV block; None is 32 on CPU and 16 on GPU."""
-    blocks: int | None = Field(default=None, ge=2)
+    blocks: int | None = Field(default=None, ge=2, examples=[256])
     """KV blocks per worker, of which vLLM keeps one for itself; None is vLLM's choice on GPU and a
     memory-safe number on CPU."""
     clock_skew_s: float = Field(default=1.0, ge=0, allow_inf_nan=False)
@@ -226,7 +237,7 @@ class LayoutSettings(_Section):
     """``model`` is the base's own template untouched: roles then share next to nothing."""
     tail_role: Literal["system", "user"] = "system"
     """Role of the final message that carries a role's instructions and tools."""
-    shared_head: str | None = None
+    shared_head: str | None = Field(default=None, examples=["You work in a team."])
     """A system message that opens the prompt of every role."""
 
 
@@ -234,19 +245,25 @@ class Timeouts(_Section):
     """Every wait of the router and the launcher, in seconds."""
 
     start_s: Seconds = 300
+    """For a worker to load its model and answer."""
     queue_s: Seconds = 60
     """For room on a decode worker of the role, and for a worker to come back."""
     prefill_s: Seconds = 120
+    """For the prefill worker's answer."""
     handoff_s: Seconds = 30
     """For a decode worker to get a prompt's KV, from the arrival of its request."""
     first_token_s: Seconds = 120
+    """For the first token of an answer; one that is not streamed may take a second per token
+    longer."""
     idle_stream_s: Seconds = 60
+    """For the next token of a stream."""
 
 
 class Cluster(_Section):
     """A whole cluster: one base, its prefill workers, and a decoder per role."""
 
     version: Literal[1] = 1
+    """Of the format of this file."""
     mode: Literal["disaggregated", "colocated"] = "disaggregated"
     """``colocated``: each engine prefills with the base's weights and decodes with adapters, and
     there are no other workers: as many as the larger of ``prefill.replicas`` and
@@ -254,6 +271,7 @@ class Cluster(_Section):
     base: Base
     prefill: PrefillPool = PrefillPool()
     roles: dict[RoleName, Role] = Field(min_length=1)
+    """Clients name one as their ``model``."""
     decode: DecodePool = DecodePool()
     lora: LoraPool | None = None
     """None: there are such workers if a role has an adapter, with the defaults."""
@@ -263,7 +281,7 @@ class Cluster(_Section):
     timeouts: Timeouts = Timeouts()
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Weights and KV of every worker."""
-    max_model_len: int | None = Field(default=None, ge=1)
+    max_model_len: int | None = Field(default=None, ge=1, examples=[4096])
     """Context length of every worker, in tokens; None is the model's own."""
     allow_untrained: bool = False
     """Serve decoders that were not trained on this base's KV with this layout: they answer, but

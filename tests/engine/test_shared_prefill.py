@@ -27,8 +27,7 @@ def call(
         messages=messages,  # type: ignore[arg-type]
         temperature=0,
         max_tokens=20,
-        extra_headers={"X-Session-ID": session},
-        **options,
+        **{"extra_headers": {"X-Session-ID": session}, **options},
     )
     assert answer.model_extra is not None
     assert answer.usage is not None
@@ -80,6 +79,7 @@ def test_a_context_that_was_changed_is_named_and_recomputed_from_there(
     shared = broken["break"]["token_index"]
     assert 0 < shared < first["prompt_tokens"]
     assert broken["break"]["lost_tokens"] > 0
+    assert broken["break"]["cause"] == "message_edited"
     assert broken["cached_tokens"] <= shared
 
 
@@ -122,6 +122,53 @@ def test_decode_workers_receive_only_the_blocks_they_lack(
     blocks = -(-(second["prompt_tokens"] - 1) // BLOCK)
     assert second["handoff_bytes"] == (blocks - reused) * block_bytes
     assert second["decode_prompt_tokens_computed"] == 1
+
+
+def test_a_prefill_ahead_is_what_the_next_call_finds(
+    client: openai.OpenAI, new_session: Callable[[], str]
+) -> None:
+    """Nothing is computed twice, whichever role comes next, and the answer is the same."""
+    session = new_session()
+    question = {"role": "user", "content": f"{session}: describe the ferry. " * 12}
+    path = f"/sessions/{session}/prefill"
+    body = {"messages": [question], "wait": True}
+    early: Any = client.post(path, cast_to=object, body=body)
+    whole = early["prompt_tokens"] // BLOCK * BLOCK
+    assert early["affinity"] == "new"
+    # One engine that does everything runs one token more: it keeps what comes before the last.
+    assert 0 <= early["cached_tokens"] + early["computed_tokens"] - whole <= 1
+
+    text, report = call(client, "solver", [question], session)
+    assert report["affinity"] == "hit"
+    assert report["prefill_worker"] == early["prefill_worker"]
+    assert report["cached_tokens"] == whole
+    assert report["computed_tokens"] == report["prompt_tokens"] - whole
+    totals: Any = client.get(f"/sessions/{session}", cast_to=object)
+    assert (totals["calls"], totals["prefills_ahead"]) == (1, 1)
+    assert totals["computed_tokens"] == early["computed_tokens"] + report["computed_tokens"]
+
+    other, _ = call(client, "solver", [question], new_session(), extra_body={"cache_salt": session})
+    assert text == other
+
+
+def test_a_role_switch_computes_the_whole_prompt_where_roles_are_isolated(
+    client: openai.OpenAI, new_session: Callable[[], str]
+) -> None:
+    """Sharing switched off, to measure it: what the paper's baseline computes (I8)."""
+    alone, shared = new_session(), new_session()
+    context: list[dict[str, Any]] = [{"role": "user", "content": f"{alone}: count the gulls. " * 9}]
+    isolated = {"X-Session-ID": alone, "X-PrefillShare-Mode": "isolate"}
+    reports = []
+    for role in ("planner", "solver", "planner"):
+        text, report = call(client, role, context, alone, extra_headers=isolated)
+        assert text == call(client, role, context, shared)[0]
+        reports.append(report)
+    whole = (reports[0]["prompt_tokens"] - 1) // BLOCK * BLOCK
+    assert [report["cached_tokens"] for report in reports] == [0, 0, whole]
+    assert [report["base_tokens_reused"] for report in reports] == [0, 0, whole]
+    assert reports[1]["computed_tokens"] == reports[1]["prompt_tokens"]
+    totals: Any = client.get(f"/sessions/{alone}", cast_to=object)
+    assert totals["cached_tokens"] == whole
 
 
 def test_sessions_stay_on_their_prefill_worker_and_spread_over_the_pool(

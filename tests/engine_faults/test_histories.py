@@ -124,6 +124,8 @@ def served(
     with pytest.MonkeyPatch.context() as patch:
         planned = preempting_plan(preemptions)
         patch.setattr("prefillshare_server.launch.local_cluster.plan", planned)
+        # Every account counts here, also one that a busy machine gives late.
+        patch.setattr("prefillshare_server.router.decode._ACCOUNT_S", 60.0)
         logs = tmp_path_factory.mktemp("logs")
         with serve_in_thread(CLUSTER, log_dir=logs, reach=cuts.reach) as running:
             yield running

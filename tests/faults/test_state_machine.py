@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from hypothesis.stateful import run_state_machine_as_test as run_machine
 
 from tests.faults.bench import Bench, Shape, running
-from tests.faults.client import Leave
+from tests.faults.client import Leave, request
 from tests.faults.play import Report, Talk, called, made, recovered
 from tests.faults.rules import Happenings
 from tests.faults.scenario import TOOLS, CallPlan
@@ -111,6 +111,25 @@ class Machine(RuleBasedStateMachine):
         if self.talks[session] is before:
             self.talks[session] = asked.answered(verdict) or before
 
+    @rule(session=st.sampled_from(SESSIONS), wait=st.booleans(), pause=PAUSE)
+    def prefill_ahead(self, session: str, wait: bool, pause: float) -> None:
+        """Have what the session's next call may ask read before; its client may wait for it."""
+        self.count += 1
+        asked = self.talks[session].asking("a question", self.count)
+        leave = asyncio.Event()
+        task = self.loop.create_task(self._ahead(session, asked, wait, leave))
+        self.calls.append(_Running(task, leave))
+        self._wait(pause)
+
+    async def _ahead(self, session: str, asked: Talk, wait: bool, leave: asyncio.Event) -> None:
+        path, body = f"/v1/sessions/{session}/prefill", {"messages": asked.sent, "wait": wait}
+        outcome = await request(self.bench.app, "POST", path, body, leave=Leave(on=leave))
+        self.bench.cluster.note(f"prefill ahead of {session} ends: {outcome.status}")
+        if outcome.hung:
+            self.report.hung.append(f"prefill ahead of {session}")
+        if outcome.crash is not None or outcome.status not in (None, 200, 202, 502, 503, 504):
+            self.report.wrong.append(f"prefill ahead of {session}: {outcome}")
+
     @rule(session=st.sampled_from(SESSIONS))
     def switch_role(self, session: str) -> None:
         self.roles[session] = "beta" if self.roles[session] == "alpha" else "alpha"
@@ -199,7 +218,6 @@ def test_any_order_of_calls_and_faults(base_dir: Path) -> None:
             stateful_step_count=30,
             derandomize=True,
             database=None,
-            deadline=None,
             suppress_health_check=list(HealthCheck),
         ),
     )

@@ -23,7 +23,7 @@ roles:
 dtype: float32
 max_model_len: 4096
 kv: {{blocks: 512}}
-timeouts: {{start_s: 240}}
+timeouts: {{start_s: 240, queue_s: 180}}
 allow_untrained: true
 """
 

@@ -19,6 +19,8 @@ pytestmark = [pytest.mark.engine, pytest.mark.exactness]
         shared_prefill.test_a_role_switch_computes_only_tokens_after_the_last_shared_block,
         shared_prefill.test_a_context_that_was_changed_is_named_and_recomputed_from_there,
         shared_prefill.test_instructions_and_tools_of_a_role_do_not_move_the_prefix,
+        shared_prefill.test_a_prefill_ahead_is_what_the_next_call_finds,
+        shared_prefill.test_a_role_switch_computes_the_whole_prompt_where_roles_are_isolated,
     ],
     ids=lambda test: test.__name__.removeprefix("test_"),
 )
@@ -42,26 +44,6 @@ def test_a_session_adds_up_what_its_calls_report(
     assert (told["calls"], told["prompt_tokens"]) == (2, sum(prompts))
     assert told["cached_tokens"] + told["computed_tokens"] == sum(prompts)
     assert told["roles"] == ["planner", "solver"]
-
-
-def test_sharing_can_be_switched_off_and_changes_no_answer(
-    client: openai.OpenAI, new_session: Callable[[], str]
-) -> None:
-    """By a salt: what the roles of the paper's baseline would compute."""
-    session = new_session()
-    prompt = f"{session}: {TASK}"
-    for role in ("planner", "solver"):
-        alone = client.chat.completions.create(
-            model=role,
-            messages=[{"role": "user", "content": prompt}],
-            temperature=0,
-            max_tokens=24,
-            extra_body={"cache_salt": role, "ignore_eos": True},
-            extra_headers={"X-Session-ID": new_session()},
-        )
-        assert report(alone)["cached_tokens"] == 0
-        said = ask(client, role, prompt, session).choices[0].message.content
-        assert alone.choices[0].message.content == said
 
 
 def test_a_worker_that_adapters_share_computes_no_prompt(served: Served, colocated: bool) -> None:

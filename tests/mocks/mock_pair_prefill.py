@@ -24,6 +24,14 @@ from tests.mocks.mock_pair_server import (
 
 KNOWN_RELEASES = 256
 
+AHEAD = "ahead"
+"""In place of a call's number."""
+
+_WITHOUT_LEASE = frozenset(
+    {"hang_after_grant", "drop_after_grant", "error_after_grant", "bad_json", "kill_after_answer"}
+)
+"""What can happen to an answer that says nothing of a lease."""
+
 
 class PrefillEngine(Engine):
     """Adds the leases, and the requests that must not get one."""
@@ -160,7 +168,9 @@ class PairPrefill(PairWorker):
         body: dict[str, Any] = await request.json()
         ids: list[int] = body["prompt"]
         router_id = request.headers.get("X-Request-Id", "")
-        with self.serves(call := self.cluster.call_of(ids)):
+        # Ahead of a call, whose number its context may not hold yet.
+        leased = "kv_transfer_params" in body
+        with self.serves(call := self.cluster.call_of(ids) if leased else AHEAD):
             return await self._served(request, body, ids, router_id, call)
 
     async def _served(
@@ -172,7 +182,8 @@ class PairPrefill(PairWorker):
         call: str,
     ) -> web.StreamResponse:
         self.cluster.counted(self.id)
-        self.cluster.prompts.setdefault(call, set()).add(tuple(ids))
+        if call != AHEAD:
+            self.cluster.prompts.setdefault(call, set()).add(tuple(ids))
         self._check(body, router_id)
         fault = self.plan.next()
         if fault is not None:
@@ -180,6 +191,8 @@ class PairPrefill(PairWorker):
         self.cluster.note(f"{self.id} prefill {router_id[:8]} of call {call}: {len(ids)} tokens")
         if fault is not None and (refused := await self._refused(fault, request)):
             return refused
+        if call == AHEAD:
+            return await self._served_ahead(request, router_id, ids, fault)
         params = await self._prefilled(self.engine, router_id, ids, fault)
         if params is None:
             return web.json_response({"choices": [{"finish_reason": "abort", "text": ""}]})
@@ -188,6 +201,21 @@ class PairPrefill(PairWorker):
             return await self._after_grant(fault, request, params)
         return self._answer(params)
 
+    async def _served_ahead(
+        self, request: web.Request, router_id: str, ids: list[int], fault: Fault | None
+    ) -> web.StreamResponse:
+        cached = await self._computed(self.engine, router_id, ids)
+        if cached is None:
+            return web.json_response({"choices": [{"finish_reason": "abort", "text": ""}]})
+        engine, blocks, tokens = cached
+        if not engine.dead:
+            engine.pool.free(blocks)
+        await asyncio.sleep(self.answer_s)
+        if fault is not None and fault.kind in _WITHOUT_LEASE:
+            return await self._after_grant(fault, request, {})
+        usage = {"prompt_tokens": len(ids), "prompt_tokens_details": {"cached_tokens": tokens}}
+        return web.json_response({"choices": [{"index": 0, "text": "x"}], "usage": usage})
+
     def _check(self, body: dict[str, Any], router_id: str) -> None:
         wrong = [
             what
@@ -195,7 +223,7 @@ class PairPrefill(PairWorker):
                 ("no X-Request-Id", not router_id),
                 ("not the base's model name", body["model"] != "base"),
                 ("not one token, unstreamed", body["max_tokens"] != 1 or body.get("stream")),
-                ("no do_remote_decode", not body["kv_transfer_params"].get("do_remote_decode")),
+                ("no do_remote_decode", not _asks_for_a_lease(body)),
                 ("client fields", bool({"tools", "messages", "n"} & body.keys())),
             )
             if bad
@@ -227,6 +255,13 @@ class PairPrefill(PairWorker):
         self, engine: PrefillEngine, router_id: str, ids: list[int], fault: Fault | None
     ) -> dict[str, Any] | None:
         """Compute and lease; None if the router gave the request up meanwhile."""
+        done = await self._computed(engine, router_id, ids)
+        return None if done is None else self._granted(*done, router_id, ids, fault)
+
+    async def _computed(
+        self, engine: PrefillEngine, router_id: str, ids: list[int]
+    ) -> tuple[PrefillEngine, list[int], int] | None:
+        """The blocks with the KV of `ids`, and how many tokens of it were cached."""
         if router_id in engine.released:
             return None
         aborted = engine.prefills[router_id] = asyncio.Event()
@@ -266,15 +301,15 @@ class PairPrefill(PairWorker):
             del engine.prefills[router_id]
             if not granted and not engine.dead:
                 engine.pool.free(blocks)
-        return self._granted(engine, router_id, ids, blocks, len(cached) * BLOCK, fault)
+        return engine, blocks, len(cached) * BLOCK
 
     def _granted(
         self,
         engine: PrefillEngine,
-        router_id: str,
-        ids: list[int],
         blocks: list[int],
         cached_tokens: int,
+        router_id: str,
+        ids: list[int],
         fault: Fault | None,
     ) -> dict[str, Any]:
         lease_s = self.cluster.lease_s if fault is None or fault.kind != "expired" else 2
@@ -325,3 +360,9 @@ class PairPrefill(PairWorker):
     def _answer(self, params: dict[str, Any]) -> web.Response:
         choice = {"index": 0, "text": "x", "finish_reason": "length"}
         return web.json_response({"choices": [choice], "kv_transfer_params": params})
+
+
+def _asks_for_a_lease(body: dict[str, Any]) -> bool:
+    """True also of a prefill ahead, which says nothing of one."""
+    params = body.get("kv_transfer_params", {"do_remote_decode": True})
+    return bool(params.get("do_remote_decode"))

@@ -152,7 +152,8 @@ class MockPrefill(MockWorker):
         """`slow` prefills wait for it."""
         self.released: list[str] = []
         """Request ids of the calls whose leases were given up, in order."""
-        self._cache: set[tuple[int, ...]] = set()
+        self._cache: set[tuple[Any, ...]] = set()
+        """Beginnings of prompts up to the end of a block, behind their salt."""
 
     @property
     def endpoint(self) -> WorkerEndpoint:
@@ -192,7 +193,9 @@ class MockPrefill(MockWorker):
         self.request_ids.append(call_id)
         self.expect(body["model"] == "base", f"model {body['model']!r}")
         self.expect(body["max_tokens"] == 1 and not body["stream"], "not a plain prefill")
-        self.expect(body["kv_transfer_params"]["do_remote_decode"], "no do_remote_decode")
+        params = body.get("kv_transfer_params")
+        self.expect(params is None or params["do_remote_decode"], "no do_remote_decode")
+        salt = body.get("cache_salt")
         self.expect(not {"tools", "messages", "n"} & body.keys(), f"extra fields {sorted(body)}")
         if self.fault == "hang":
             await asyncio.sleep(SILENCE_S)
@@ -200,7 +203,7 @@ class MockPrefill(MockWorker):
             try:
                 await asyncio.sleep(SILENCE_S)
             finally:
-                self._lease(ids, call_id)
+                self._lease(ids, salt, call_id)
         if self.fault == "slow":
             await self.gate.wait()
         if self.fault == "drop":
@@ -211,14 +214,24 @@ class MockPrefill(MockWorker):
             return error_answer(500, "Internal server error", 500)
         if self.fault == "status_400":
             return error_answer(400, "Token id 99999 is out of vocabulary", 400)
-        return web.json_response({"choices": [{}], "kv_transfer_params": self._lease(ids, call_id)})
+        if params is None:
+            details = {"cached_tokens": cached} if (cached := self._computed(ids, salt)) else None
+            usage = {"prompt_tokens": len(ids), "prompt_tokens_details": details}
+            return web.json_response({"choices": [{}], "usage": usage})
+        lease = self._lease(ids, salt, call_id)
+        return web.json_response({"choices": [{}], "kv_transfer_params": lease})
 
-    def _lease(self, ids: list[int], call_id: str) -> dict[str, Any]:
+    def _computed(self, ids: list[int], salt: str | None) -> int:
+        """Fill the cache with `ids`; returns how many of them it had."""
         cached = 0
         # The last token is always computed, for its logits.
-        while cached + BLOCK < len(ids) and tuple(ids[: cached + BLOCK]) in self._cache:
+        while cached + BLOCK < len(ids) and (salt, *ids[: cached + BLOCK]) in self._cache:
             cached += BLOCK
-        self._cache |= {tuple(ids[:end]) for end in range(BLOCK, len(ids) + 1, BLOCK)}
+        self._cache |= {(salt, *ids[:end]) for end in range(BLOCK, len(ids) + 1, BLOCK)}
+        return cached
+
+    def _lease(self, ids: list[int], salt: str | None, call_id: str) -> dict[str, Any]:
+        cached = self._computed(ids, salt)
         number = next(self.cluster.numbers)
         given_up = self.fault == "no_blocks" or call_id in self.released
         blocks = 0 if given_up else -(-len(ids) // BLOCK)

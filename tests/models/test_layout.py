@@ -65,7 +65,7 @@ def assistant(text: str) -> Message:
 
 @every_template
 @given(data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_prompts_of_two_roles_share_the_whole_conversation(template: str, data: Any) -> None:
     layout = layout_of(template)
     conversation = data.draw(conversations(template))
@@ -80,7 +80,7 @@ def test_prompts_of_two_roles_share_the_whole_conversation(template: str, data: 
 
 @every_template
 @given(data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_another_message_extends_the_context(template: str, data: Any) -> None:
     layout = layout_of(template)
     conversation = data.draw(conversations(template))
@@ -190,7 +190,7 @@ def test_a_conversation_of_instructions_alone_has_an_empty_context() -> None:
 
 
 @given(text=texts)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_the_shared_head_opens_every_prompt_exactly_as_written(text: str) -> None:
     head = text + '\n"quoted" \\ {{ x }} %} \N{GRINNING FACE}'
 

@@ -24,7 +24,7 @@ def checkpoint_with(directory: Path, template: str) -> Path:
 
 @pytest.mark.parametrize("template", [SMOLLM2, QWEN3, LLAMA3, MISTRAL], ids=NAMES.get)
 @given(data=st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_transformers_renders_the_same_text(
     tiny_models: dict[str, Path],
     tmp_path_factory: pytest.TempPathFactory,

@@ -11,6 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 import uvicorn
+from starlette.applications import Starlette
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from prefillshare_server.config import Cluster
@@ -76,6 +77,7 @@ class Bench:
     prefill: list[MockPrefill]
     decode: dict[str, MockDecode]
     http: aiohttp.ClientSession
+    app: Starlette
 
     async def chat(
         self, content: str = "a question", *, headers: dict[str, str] | None = None, **fields: Any
@@ -115,7 +117,8 @@ class Bench:
         """Sum of a metric over its labels."""
         async with self.http.get(f"{self.url}/metrics") as response:
             lines = (await response.text()).splitlines()
-        found = [line for line in lines if line.startswith((name + "{", name + " "))]
+        start = (name,) if "{" in name else (name + "{", name + " ")
+        found = [line for line in lines if line.startswith(start)]
         return sum(float(line.rpartition(" ")[2]) for line in found)
 
     def busy(self) -> dict[str, Any]:
@@ -173,7 +176,7 @@ def start(base_dir: Path, tokenizer: Tokenizer) -> Start:
             endpoints = [worker.endpoint for worker in [*prefills, *decodes.values()]]
             app = create_app(cluster, endpoints, base_dir)
             async with serving(app) as url, aiohttp.ClientSession() as http:
-                bench = Bench(url, app.state.router, mocks, prefills, decodes, http)
+                bench = Bench(url, app.state.router, mocks, prefills, decodes, http, app)
                 yield bench
                 assert not await bench.settled(leases_left=leases_left)
                 assert await bench.metric("prefillshare_kv_pending_handoffs") == 0

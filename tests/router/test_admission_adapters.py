@@ -8,6 +8,7 @@ from prefillshare_server.router.colocated import Colocated
 from prefillshare_server.router.handoff import Prompt
 from prefillshare_server.router.identity import Identity
 from prefillshare_server.router.sessions import Sessions
+from prefillshare_server.router.workers import Workers
 from tests.router.room import BLOCK, Room, ask, moved, settle, worker
 
 
@@ -121,7 +122,8 @@ async def test_of_two_engines_for_one_call_the_first_is_the_sessions() -> None:
     others = [room.call(2), room.call(1)]
     await settle()
     sessions = Sessions(60)
-    colocated = Colocated(sessions, room.metrics)
+    parts = (Workers(), room.health, room.placement, room.admission, sessions, room.metrics)
+    colocated = Colocated(*parts, timeout_s=1)
     prompt = Prompt(ids=[0] * (BLOCK * 5), context_tokens=0)
     with sessions.opened(Identity(session="s", parent=None, final=False)) as session:
         async with (

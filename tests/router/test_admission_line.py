@@ -26,7 +26,7 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(steps)
 def test_no_sequence_of_events_exceeds_a_worker_loses_a_block_or_breaks_the_line(
     todo: list[Step],

@@ -49,7 +49,7 @@ def ask(messages: list[Any], role: str = "alpha") -> Ask:
 
 
 @given(turns=turns)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 async def test_ids_with_a_ledger_equal_ids_of_the_whole_text(
     base_dir: Path, turns: list[tuple[str, str]]
 ) -> None:

@@ -309,9 +309,9 @@ async def test_leases_that_nobody_took_are_given_back(start: Start) -> None:
         worker = bench.prefill[0]
         made = worker._lease
 
-        def once(ids: list[int], call_id: str) -> dict[str, Any]:
+        def once(ids: list[int], salt: str | None, call_id: str) -> dict[str, Any]:
             worker.fault = "status_400"
-            return made(ids, call_id)
+            return made(ids, salt, call_id)
 
         worker._lease = once  # type: ignore[method-assign]
         status, _, _ = await bench.chat(n=2)

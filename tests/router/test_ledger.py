@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prefillshare_server.router.ledger import KEPT_ENDS, Break, Ledger
+from prefillshare_server.router.ledger import KEPT_ENDS, Ledger, Lost
 
 
 def anywhere(text: str, position: int) -> bool:
@@ -63,14 +63,14 @@ def test_a_context_that_extends_no_recent_one_is_a_break() -> None:
     ledger = Ledger()
     keep(ledger, "abcdef")
     assert not ledger.match("abXdefgh", anywhere).extends
-    assert ledger.break_at(ids_of("abXdefgh")) == Break(token_index=2, lost_tokens=4)
+    assert ledger.lost(ids_of("abXdefgh")) == Lost(token_index=2, lost_tokens=4)
 
 
 def test_a_shortened_context_is_a_break() -> None:
     ledger = Ledger()
     keep(ledger, "abcdef")
     assert not ledger.match("abcd", anywhere).extends
-    assert ledger.break_at(ids_of("abcd")) == Break(token_index=4, lost_tokens=2)
+    assert ledger.lost(ids_of("abcd")) == Lost(token_index=4, lost_tokens=2)
 
 
 def test_branches_of_a_kept_context_are_no_breaks() -> None:
@@ -137,7 +137,7 @@ def test_reused_ids_are_always_those_of_the_matched_text(kept: list[str], asked:
     longest = max((len(text) for text in recent if asked.startswith(text)), default=0)
     assert match.chars >= longest
     if not match.extends:
-        shared = ledger.break_at(ids_of(asked)).token_index
+        shared = ledger.lost(ids_of(asked)).token_index
         assert shared == max(common(text, asked) for text in known(ledger))
 
 

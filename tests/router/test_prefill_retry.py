@@ -18,7 +18,8 @@ from prefillshare_server.router.health import Health
 from prefillshare_server.router.identity import Identity
 from prefillshare_server.router.metrics import Metrics
 from prefillshare_server.router.placement import Placement, Reserved
-from prefillshare_server.router.prefill import ATTEMPTS, Prefill
+from prefillshare_server.router.prefill import Prefill
+from prefillshare_server.router.prefill_calls import ATTEMPTS
 from prefillshare_server.router.sessions import Session, Sessions
 from prefillshare_server.router.topology import Decoder, WorkerEndpoint
 from prefillshare_server.router.workers import Workers

@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from prefillshare_server.router.identity import Identity
+from prefillshare_server.router.ledger import Ledger
 from prefillshare_server.router.sessions import Session, Sessions
+from prefillshare_server.router.turns import Turns
 from tests.router.conftest import Bench, Start
 
 
@@ -147,7 +149,7 @@ class AnyOrder(RuleBasedStateMachine):
         assert self.sessions.in_flight == 0
 
 
-AnyOrder.TestCase.settings = settings(max_examples=60, stateful_step_count=20, deadline=None)
+AnyOrder.TestCase.settings = settings(max_examples=60, stateful_step_count=20)
 TestAnyOrder = AnyOrder.TestCase
 
 
@@ -231,3 +233,13 @@ async def test_role_switches_are_counted(bench: Bench) -> None:
     for role in ("alpha", "beta", "beta", "alpha"):
         await bench.chat(model=role, headers={"X-Session-ID": "s"})
     assert await bench.metric("prefillshare_model_switches_total") == 2
+
+
+def test_what_changes_within_the_end_of_a_prompt_is_all_that_is_new_to_its_role() -> None:
+    session = Session("s", ledger=Ledger(), turns=Turns())
+
+    assert session.new_in_tail("critic", [1, 2, 3, 4]) == 4
+    assert session.new_in_tail("critic", [1, 2, 3, 4]) == 0
+    assert session.new_in_tail("critic", [1, 2, 9, 9, 9, 4]) == 3
+    assert session.new_in_tail("critic", [1, 2, 3, 4]) == 0
+    assert session.new_in_tail("planner", [1, 2, 3, 4]) == 4

@@ -33,7 +33,7 @@ CLUSTER = Cluster.model_validate(
 )
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     log_dir = tmp_path_factory.mktemp("logs")
     with running(CLUSTER, log_dir) as (workers, _):

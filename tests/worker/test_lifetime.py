@@ -68,7 +68,12 @@ def shared_memory(processes: list[psutil.Process]) -> set[Path]:
     for process in processes:
         maps = Path(f"/proc/{process.pid}/maps").read_text()
         mapped |= {int(inode) for inode in re.findall(r" (\d+) +/dev/shm/", maps)}
-    return {path for path in Path("/dev/shm").iterdir() if path.stat().st_ino in mapped}
+    found = set()
+    for path in Path("/dev/shm").iterdir():
+        with suppress(FileNotFoundError):  # Others' files come and go.
+            if path.stat().st_ino in mapped:
+                found.add(path)
+    return found
 
 
 def ports(processes: list[psutil.Process]) -> set[int]:
@@ -204,7 +209,7 @@ def test_a_pull_that_ends_after_the_lease_is_not_used(
         next(lines)
         with stopped(pair.pids["prefill-0"]):
             # Little more than a decode worker asks for. The blocks stay what they are all the same.
-            expires_at = time.time() + MARGIN_S + 0.5
+            expires_at = time.time() + MARGIN_S + 2
             call = pool.submit(pair.decode, prompt, changed(handoff, expires_at=expires_at))
             while pair.state(pair.decode_worker)["waiting"] < 1:
                 assert time.time() < expires_at

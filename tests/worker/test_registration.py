@@ -30,8 +30,7 @@ def test_a_worker_refuses_another_vllm(monkeypatch: pytest.MonkeyPatch, found: s
         register()
     assert str(refused.value) == (
         f"prefillshare: this release works with vLLM {SUPPORTED_VLLM} only, found "
-        f"{found or 'none'}. Install the extra `prefillshare-agents[server]` (GPU) or "
-        "`prefillshare-agents[cpu]`."
+        f"{found or 'none'}. Install the extra `server` (GPU) or `cpu`."
     )
 
 

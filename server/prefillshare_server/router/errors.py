@@ -113,6 +113,32 @@ def conflict(message: str) -> RouterError:
     return RouterError(409, message, type="invalid_request_error", code="conflict")
 
 
+def prefix_break(where: str, detail: str, fix: str, headers: Mapping[str, str]) -> RouterError:
+    """422: the caller allows no break, and the context does not go on from its session's."""
+    return RouterError(
+        422,
+        f"the messages do not go on from this session's context {where}: {detail}. {fix} "
+        "(refused because of X-PrefillShare-Strict; nothing was computed)",
+        type="invalid_request_error",
+        code="prefix_break",
+        param="messages",
+        # openai's clients repeat no call that says so.
+        headers={**headers, "x-should-retry": "false"},
+    )
+
+
+def too_many_prefills(session_id: str, most: int) -> RouterError:
+    """429: more prefills ahead of one session than the router remembers."""
+    return RouterError(
+        429,
+        f"{most} prefills ahead of session {session_id!r} are under way; send a call, or wait for "
+        "one of them (wait: true)",
+        type="invalid_request_error",
+        code="too_many_prefills",
+        headers={"Retry-After": str(RETRY_AFTER_S)},
+    )
+
+
 def body_too_large(limit_mb: int) -> RouterError:
     """413: more bytes than the router reads."""
     return RouterError(

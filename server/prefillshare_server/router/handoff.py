@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from prefillshare_server.router.ledger import Break, Piece
+from prefillshare_server.router.breaks import PrefixBreak
+from prefillshare_server.router.ledger import Piece
 from prefillshare_server.router.placement import Placed, Reserved
 from prefillshare_server.router.topology import WorkerEndpoint
 
@@ -23,7 +24,7 @@ class Prompt:
     """The context behind it; None where the client sent no messages."""
     opener: tuple[str, Sequence[int]] = ("", ())
     """The generation prompt: the next context repeats it in front of the answer."""
-    broken: Break | None = None
+    broken: PrefixBreak | None = None
 
     @property
     def kept_tokens(self) -> int:
@@ -39,6 +40,15 @@ class Prompt:
     def tail_ids(self) -> Sequence[int]:
         """Ids of instructions, tools and generation prompt."""
         return self.ids[self.context_tokens :]
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """What a prefill ahead of any call did, in tokens."""
+
+    worker: WorkerEndpoint
+    cached_tokens: int
+    computed_tokens: int
 
 
 @dataclass(slots=True, eq=False)

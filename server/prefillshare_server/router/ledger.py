@@ -11,16 +11,19 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import NamedTuple, Self
 
 KEPT_ENDS = 16
 """Ends of contexts and of generated answers: those of the eight or so most recent calls."""
 
+NOBODY = ""
+"""In place of a role, where the base prefilled a context ahead of any call."""
+
 
 class Piece:
-    """A stretch of context after `parent`. Immutable but for `roles`."""
+    """A stretch of context after `parent`. Immutable but for `roles` and `said`."""
 
-    __slots__ = ("chars", "ids", "parent", "roles", "text", "tokens")
+    __slots__ = ("chars", "ids", "parent", "roles", "said", "text", "tokens")
 
     def __init__(self, parent: Piece | None, text: str | None, ids: Sequence[int]) -> None:
         self.parent = parent
@@ -31,7 +34,14 @@ class Piece:
         self.tokens: int = (parent.tokens if parent else 0) + len(ids)
         """Both count from the start of the context to the end of this piece."""
         self.roles: set[str] = set()
-        """Roles that had the context up to here prefilled."""
+        """Roles that had the context up to here prefilled; NOBODY for a prefill ahead."""
+        self.said: tuple[int, ...] = ()
+        """The messages of the context up to here, as breaks.py numbers them; none of an answer."""
+
+    def context(self) -> str | None:
+        """Text from the start of the context to the end of this piece; None where ids were sent."""
+        texts = [piece.text for piece in self.path()]
+        return None if None in texts else "".join(text or "" for text in texts)
 
     def path(self) -> list[Piece]:
         """The pieces from the start of the context to this one."""
@@ -50,7 +60,8 @@ class Match:
     end: Piece | None = None
     ids: tuple[int, ...] = ()
     extends: bool = True
-    """Whether the text extends any recent context (or there is none): the prefix did not break."""
+    """Whether the text extends a recent context, and no other is like it any further. If not, it
+    forks off what was kept, or it broke: the messages tell (breaks.py)."""
 
     @property
     def chars(self) -> int:
@@ -58,9 +69,8 @@ class Match:
         return self.end.chars if self.end else 0
 
 
-@dataclass(frozen=True, slots=True)
-class Break:
-    """A context that extends none of the recent ones."""
+class Lost(NamedTuple):
+    """What a context that leaves the kept ones costs."""
 
     token_index: int
     """Leading tokens it still shares with a kept one."""
@@ -88,42 +98,67 @@ class Ledger:
             return Match()
         fits: set[Piece] = set()
         best: Piece | None = None
+        parts = False
         for piece in self._pieces():
             if piece.text is None or (piece.parent and piece.parent not in fits):
                 continue
-            if text.startswith(piece.text, piece.chars - len(piece.text)):
+            start = piece.chars - len(piece.text)
+            if text.startswith(piece.text, start):
                 fits.add(piece)
                 if (best is None or piece.chars > best.chars) and splits_at(text, piece.chars):
                     best = piece
-        extends = not fits.isdisjoint(self._ends)
+            elif text.startswith(piece.text[:1], start):
+                parts = True
+        extends = not parts and not fits.isdisjoint(self._ends)
         ids = tuple(i for piece in best.path() for i in piece.ids) if best else ()
         return Match(best, ids, extends)
 
-    def break_at(self, ids: Sequence[int]) -> Break:
+    def contexts(self) -> Iterator[Piece]:
+        """Ends of kept contexts that were sent as messages, the latest first."""
+        return (end for end in reversed(self._ends) if end.said)
+
+    def lost(self, ids: Sequence[int]) -> Lost:
         """Where the tokens of a context that extends no recent one leave the kept ones."""
         common = max(self._common(ids).values(), default=0)
         latest = self._latest.tokens if self._latest else 0
-        return Break(token_index=common, lost_tokens=max(latest - common, 0))
+        return Lost(token_index=common, lost_tokens=max(latest - common, 0))
 
     def unseen(self, role: str, ids: Sequence[int]) -> int:
         """How many of `ids` come after the longest prefix that `role` had prefilled before."""
         known = (count for piece, count in self._common(ids).items() if role in piece.roles)
         return len(ids) - max(known, default=0)
 
+    def prefilled(self, ids: Sequence[int]) -> int:
+        """How many leading ones of `ids` the base computed before, for whomever."""
+        return max((n for piece, n in self._common(ids).items() if piece.roles), default=0)
+
     def keep_context(
-        self, after: Piece | None, text: str | None, ids: Sequence[int], role: str
+        self, after: Piece | None, text: str | None, ids: Sequence[int], role: str | None
     ) -> Piece | None:
         """Remember a context that `role` had prefilled: `after`, and then `text` as `ids`.
 
-        Returns its end; None for the empty context.
+        Returns its end; None for the empty context. With None for a role it is yet to be
+        prefilled.
         """
         end = self._piece(after, text, ids) if ids else after
         if end is not None:
-            for piece in end.path():
-                piece.roles.add(role)
+            if role is not None:
+                self.mark(end, role)
             self._touch(end)
             self._latest = end
         return end
+
+    def mark(self, end: Piece, role: str) -> None:
+        """Note that `role` had the context prefilled that ends with `end`."""
+        for piece in end.path():
+            piece.roles.add(role)
+
+    def forget(self, end: Piece) -> None:
+        """Drop a kept context that was not prefilled after all, unless it was for another call."""
+        if not end.roles:
+            self._ends.pop(end, None)
+        if self._latest is end and end not in self._ends:
+            self._latest = next(self.contexts(), None)
 
     def keep_answer(self, after: Piece | None, text: str, ids: Sequence[int]) -> None:
         """Remember the answer to a context, with the ids that were generated."""

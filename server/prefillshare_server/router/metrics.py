@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from prefillshare_server.router.handoff import Handoff, WorkerAccount
+from prefillshare_server.router.handoff import Computed, Handoff, WorkerAccount
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _OVERHEAD = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5)
@@ -77,7 +77,16 @@ class Metrics:
             "model_switches", "Role changes between calls of a session.", "from", "to"
         )
         self._breaks = self._counter(
-            "prefix_breaks", "Contexts that extend none of their session.", "model"
+            "prefix_breaks",
+            "Contexts that do not go on from their session's. Prefills ahead have no model.",
+            "model",
+            "cause",
+        )
+        self._ahead = self._counter(
+            "prefills_ahead", "Contexts prefilled before a call needs them.", "result"
+        )
+        self._ahead_wait = self._histogram(
+            "prefill_ahead_wait_seconds", "How long calls waited for prefills ahead.", _SECONDS
         )
         self._retries = self._counter("retries", "Repeated worker calls.", "phase")
         self._stream_errors = self._counter(
@@ -139,11 +148,18 @@ class Metrics:
         finally:
             self._pending.dec(count)
 
-    def prefilled(self, handoff: Handoff) -> None:
+    def prefilled(self, worker: str, done: Handoff | Computed) -> None:
         """A prefill succeeded."""
-        worker = handoff.placed.worker.id
-        self._cached.labels(worker).inc(handoff.cached_tokens or 0)
-        self._computed.labels(worker).inc(handoff.computed_tokens or 0)
+        self._cached.labels(worker).inc(done.cached_tokens or 0)
+        self._computed.labels(worker).inc(done.computed_tokens or 0)
+
+    def prefilled_ahead(self, result: str) -> None:
+        """A prefill ahead ended; `result` is "ok" or an error code."""
+        self._ahead.labels(result).inc()
+
+    def waited_for_prefill(self, seconds: float) -> None:
+        """A call waited for a prefill ahead of it."""
+        self._ahead_wait.observe(seconds)
 
     def placed(self, affinity: str) -> None:
         """A call got its prefill worker."""
@@ -157,9 +173,9 @@ class Metrics:
         """A session changed its role."""
         self._switches.labels(before, after).inc()
 
-    def broke(self, model: str) -> None:
-        """A context did not extend its session's."""
-        self._breaks.labels(model).inc()
+    def broke(self, model: str, cause: str) -> None:
+        """A context did not go on from its session's."""
+        self._breaks.labels(model, cause).inc()
 
     def decoded(self, role: str, handoff: Handoff, account: WorkerAccount) -> None:
         """A decode worker's account of an attempt of `role` that ended."""

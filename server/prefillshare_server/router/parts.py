@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from prefillshare_server.router.admission import Admission
+from prefillshare_server.router.ahead import Ahead
 from prefillshare_server.router.colocated import Colocated
 from prefillshare_server.router.decode import Decode
 from prefillshare_server.router.health import Health
@@ -28,6 +29,7 @@ class Router:
     placement: Placement
     admission: Admission
     prefill: Prefill | Colocated
+    ahead: Ahead
     decode: Decode
     recovery: Recovery
     metrics: Metrics

@@ -1,10 +1,15 @@
 """From a request to token ids: rendered and tokenised once, for the base and the decoder alike."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
+from prefillshare_server.models import messages as chat
 from prefillshare_server.models.layout import Layout
+from prefillshare_server.models.speakers import told_apart
 from prefillshare_server.router.ask import Ask
+from prefillshare_server.router.breaks import PrefixBreak, judged
 from prefillshare_server.router.errors import bad_request, context_too_long
 from prefillshare_server.router.handoff import Prompt
 from prefillshare_server.router.ledger import Match
@@ -25,6 +30,8 @@ class Draft(NamedTuple):
     """The rest of the context."""
     tail: str
     """What only this call needs: always tokenised apart, so it can never move the context."""
+    context: str
+    """The whole context."""
 
 
 def draft(
@@ -39,13 +46,18 @@ def draft(
 
     Training renders by it too. Raises ValueError, naming the field, for what cannot be rendered.
     """
-    context, full = layout.render(
-        prepared(messages, session.turns if session else None),
-        tools,
-        template_kwargs=template_kwargs,
-    )
+    written = _written(layout, session, messages)
+    context, full = layout.render(written, tools, template_kwargs=template_kwargs)
     match = session.ledger.match(context, tokens.splits_at) if session else Match()
-    return Draft(match, context[match.chars :], full[len(context) :])
+    return Draft(match, context[match.chars :], full[len(context) :], context)
+
+
+def _written(layout: Layout, session: Session | None, messages: Sequence[Any]) -> Sequence[Any]:
+    """The messages as the layout is to render them."""
+    written = prepared(messages, session.turns if session else None)
+    if layout.tail_role is not None and all(isinstance(m, Mapping) for m in written):
+        return told_apart(written)
+    return written
 
 
 def opener(layout: Layout) -> str:
@@ -67,46 +79,90 @@ class Prompts:
         self._max_model_len = max_model_len
         self._opener_text = opener(layout)
 
+    @property
+    def head_first(self) -> bool:
+        """Whether the leading system message and tools stand before the conversation."""
+        return self._layout.tail_role is None
+
     async def tokens(self, ask: Ask, session: Session | None) -> list[Prompt]:
         """The prompts of a request: one, or one for each prompt of a completions request.
 
         Raises RouterError(400) for what cannot be rendered, tokenised or fitted in.
         """
-        if ask.kind == "chat":
-            prompts = [await self._chat(ask, session)]
-        else:
-            prompts = [await self._completion(ask, given) for given in _given(ask.body)]
+        prompts = await self.rendered(ask, session)
         for prompt in prompts:
             self._require_room(ask, prompt)
         return prompts
 
-    async def _chat(self, ask: Ask, session: Session | None) -> Prompt:
-        messages, tools = ask.body.get("messages"), ask.body.get("tools")
+    async def rendered(self, ask: Ask, session: Session | None) -> list[Prompt]:
+        """The same, however long they are."""
+        if ask.kind == "chat":
+            return [await self._chat(ask.body, session)]
+        return [await self._completion(ask, given) for given in _given(ask.body)]
+
+    async def context(self, body: Mapping[str, Any], session: Session) -> Prompt:
+        """What every role's call with these messages will begin with, and no tail.
+
+        Raises RouterError(400) as `tokens` does.
+        """
+        prompt = await self._chat(body, session, tail=False)
+        self._require_tokens(prompt, 1, "messages", "messages")
+        return prompt
+
+    async def _chat(
+        self, body: Mapping[str, Any], session: Session | None, *, tail: bool = True
+    ) -> Prompt:
+        messages, tools = body.get("messages"), body.get("tools")
         if not isinstance(messages, list):
             raise bad_request("messages must be a list of messages", "messages")
         if tools is not None and not isinstance(tools, list):
             raise bad_request("tools must be a list of tools", "tools")
-        kwargs = _template_kwargs(ask.body)
+        kwargs = _template_kwargs(body)
         try:
             drafted = draft(self._layout, self._tokens, session, messages, tools, kwargs)
         except ValueError as error:
             raise bad_request(str(error), _field(str(error))) from None
-        return await self._prompt(session, drafted)
+        prompt = await self._prompt(drafted if tail else drafted._replace(tail=""))
+        # A child knows its parent's contexts and need not go on with one of them.
+        if session is None or not session.grown or drafted.match.extends:
+            return prompt
+        why = judged(
+            session,
+            body,
+            drafted.context,
+            whole=self.head_first,
+            render=partial(self._beginning, session, messages, tools, kwargs),
+        )
+        if why is None:
+            return prompt
+        return replace(prompt, broken=PrefixBreak(session.ledger.lost(prompt.context_ids), why))
 
-    async def _prompt(self, session: Session | None, drafted: Draft) -> Prompt:
-        match, new_text, tail = drafted
-        context_ids = [*match.ids, *await self._tokens.encode(new_text)]
-        tail_ids = await self._tokens.encode(tail)
+    def _beginning(
+        self,
+        session: Session,
+        messages: Sequence[Any],
+        tools: Sequence[Mapping[str, Any]] | None,
+        kwargs: Mapping[str, Any],
+        count: int,
+    ) -> str:
+        """Text of the first `count` messages of a context; none where they make no prompt."""
+        head = len(messages) - len(chat.without_head(messages))
+        history = _written(self._layout, session, messages[: head + count])
+        try:
+            return self._layout.render(history, tools, template_kwargs=kwargs).context
+        except ValueError:
+            return ""
+
+    async def _prompt(self, drafted: Draft) -> Prompt:
+        match = drafted.match
+        context_ids = [*match.ids, *await self._tokens.encode(drafted.new_text)]
+        tail_ids = await self._tokens.encode(drafted.tail)
         return Prompt(
             ids=context_ids + tail_ids,
             context_tokens=len(context_ids),
             kept=match.end,
-            new_text=new_text,
+            new_text=drafted.new_text,
             opener=(self._opener_text, await self._tokens.encode(self._opener_text)),
-            # A child knows its parent's contexts and need not go on with one of them.
-            broken=None
-            if match.extends or not (session and session.totals.calls)
-            else session.ledger.break_at(context_ids),
         )
 
     async def _completion(self, ask: Ask, given: str | list[int]) -> Prompt:
@@ -118,19 +174,18 @@ class Prompts:
         return Prompt(ids=ids, context_tokens=len(ids))
 
     def _require_room(self, ask: Ask, prompt: Prompt) -> None:
+        field = "messages" if ask.kind == "chat" else "prompt"
+        self._require_tokens(prompt, max(ask.max_tokens or 1, 1), field, ask.max_tokens_field)
+
+    def _require_tokens(self, prompt: Prompt, wanted: int, field: str, wanted_field: str) -> None:
         if not prompt.ids:
-            raise bad_request(
-                "the prompt is empty; at least one token is needed",
-                "messages" if ask.kind == "chat" else "prompt",
-            )
-        wanted = max(ask.max_tokens or 1, 1)
+            raise bad_request("the prompt is empty; at least one token is needed", field)
         if len(prompt.ids) + wanted > self._max_model_len:
-            field = "messages" if ask.kind == "chat" else "prompt"
             raise context_too_long(
                 len(prompt.ids),
                 wanted,
                 self._max_model_len,
-                field if len(prompt.ids) >= self._max_model_len else ask.max_tokens_field,
+                field if len(prompt.ids) >= self._max_model_len else wanted_field,
             )
 
 

@@ -1,4 +1,7 @@
-"""A call as an HTTP response: JSON or server-sent events, watched for the client's leaving."""
+"""Bodies of requests; a call as an HTTP response, JSON or server-sent events.
+
+A call is watched for its client's leaving.
+"""
 
 import asyncio
 import logging
@@ -8,6 +11,7 @@ from contextlib import aclosing
 from typing import Any
 
 from pydantic_core import to_json
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -15,7 +19,7 @@ from prefillshare_server.router import sse
 from prefillshare_server.router.account import Head
 from prefillshare_server.router.ask import Ask
 from prefillshare_server.router.call import call
-from prefillshare_server.router.errors import RouterError
+from prefillshare_server.router.errors import RouterError, body_too_large
 from prefillshare_server.router.fanout import Answer
 from prefillshare_server.router.parts import Router
 
@@ -44,6 +48,16 @@ def error_response(error: RouterError, request_id: str | None = None) -> JSON:
     if request_id is not None:
         headers["X-Request-Id"] = request_id
     return JSON(error.body(), status_code=error.status, headers=headers)
+
+
+async def read_body(request: Request, limit_mb: int) -> bytes:
+    """A request's whole body. Raises RouterError(413) beyond `limit_mb` MiB."""
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > limit_mb * 2**20:
+            raise body_too_large(limit_mb)
+    return bytes(body)
 
 
 class CallResponse(Response):

@@ -1,17 +1,25 @@
 """Sessions: which prefill worker holds a conversation's KV, and what the session has cost."""
 
+import asyncio
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
+from prefillshare_prefix import History, Layout
 from prefillshare_server.router.identity import Identity
 from prefillshare_server.router.ledger import Ledger, Piece
 from prefillshare_server.router.tally import Tally
 from prefillshare_server.router.tokens import Tokens
 from prefillshare_server.router.turns import Turns
+
+_KEPT_TAILS = 8
+KEPT_CALLS = 256
+
+KEPT_HISTORY = 64
+"""Contexts whose messages are remembered: with fewer, many branches at once would look edited."""
 
 
 @dataclass(slots=True)
@@ -24,12 +32,43 @@ class Totals:
     cached_tokens: int = 0
     """Found in the prefill worker's prefix cache."""
     computed_tokens: int = 0
-    """Computed by the prefill worker."""
+    """Computed by the prefill worker, for calls or ahead of them."""
     handoff_bytes: int = 0
     generated_tokens: int = 0
     per_model_prefill_tokens: int = 0
     """What one prefill worker per role would have computed: for each role the tokens that are new
     to it. Its instructions and tools count once, as if they stood at the head of its prompts."""
+    prefills_ahead: int = 0
+    """Contexts that were prefilled before a call needed them. They are no calls."""
+
+
+@dataclass(slots=True, eq=False)
+class CallRecord:
+    """One call of a session, as `GET /v1/sessions/{id}/calls` lists it."""
+
+    index: int
+    """From 0, over all calls of the session."""
+    role: str
+    prompt_tokens: int
+    context_tokens: int
+    """Of these, the ones the session's next calls repeat."""
+    cached_tokens: int | None
+    computed_tokens: int | None
+    broken: Mapping[str, Any] | None
+
+    def report(self) -> dict[str, Any]:
+        """The record as JSON."""
+        fields = asdict(self)
+        broken = fields.pop("broken")
+        return {**fields, "break": broken}
+
+
+class Running(NamedTuple):
+    """A prefill ahead (ahead.py), from its arrival on."""
+
+    noted: asyncio.Future[Any]
+    """Done when the session's ledger knows the context."""
+    task: asyncio.Task[Any]
 
 
 @dataclass(slots=True, eq=False)
@@ -39,6 +78,16 @@ class Session:
     id: str
     ledger: Ledger
     turns: Turns
+    history: History = field(default_factory=History)
+    """The messages of the contexts in the ledger: they tell why one broke."""
+    grown: bool = False
+    """It has a context of its own, beside those of its parent."""
+    ahead: Running | None = None
+    """The latest prefill ahead of a call; it ends after those before it."""
+    prefills_running: int = 0
+    """Prefills ahead that run or wait for another."""
+    calls: deque[CallRecord] = field(default_factory=lambda: deque(maxlen=KEPT_CALLS))
+    """The latest."""
     prefill_worker: str | None = None
     """The pin. None until a prefill succeeded, or a call was sent to a colocated engine."""
     placing: str | None = None
@@ -48,11 +97,23 @@ class Session:
     """In order of their first call."""
     decode_workers: dict[str, str] = field(default_factory=dict)
     """By pool, the last one: it holds base KV of the session."""
-    tails: set[tuple[str, int]] = field(default_factory=set)
-    """(role, hash of its instructions and tools) that were prefilled before."""
+    tails: dict[str, list[Sequence[int]]] = field(default_factory=dict)
+    """By role, ids of the recent ends of its prompts: instructions and tools."""
     last_role: str | None = None
     in_flight: int = 0
     used_at: float = 0.0
+
+    def new_in_tail(self, role: str, ids: Sequence[int]) -> int:
+        """How many ids of the end of a prompt are new to `role`, which has them at hand from now.
+
+        A list of who said what grows with every call; the instructions around it are the same.
+        """
+        known = self.tails.setdefault(role, [])
+        fresh = min((_changed(tail, ids) for tail in known), default=len(ids))
+        if fresh:
+            known.append(ids)
+            del known[:-_KEPT_TAILS]
+        return fresh
 
     def keep_answer(
         self, after: Piece | None, opener: tuple[str, Sequence[int]], tally: Tally, tokens: Tokens
@@ -82,12 +143,28 @@ class Session:
         }
 
 
+def _changed(before: Sequence[int], after: Sequence[int]) -> int:
+    """Length of `after` without the start and the end that it has in common with `before`."""
+    shorter = min(len(before), len(after))
+    start = next((i for i in range(shorter) if before[i] != after[i]), shorter)
+    rest = shorter - start
+    end = next((i for i in range(rest) if before[-1 - i] != after[-1 - i]), rest)
+    return len(after) - start - end
+
+
 class Sessions:
     """All live sessions by id: the pin depends on the session alone, never on the model."""
 
-    def __init__(self, ttl_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        ttl_s: float,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        layout: Layout = "context_first",
+    ) -> None:
         self._ttl_s = ttl_s
         self._clock = clock
+        self._layout = layout
         self._sessions: dict[str, Session] = {}
         self.pinned: Counter[str] = Counter()
         """Sessions per prefill worker."""
@@ -122,17 +199,34 @@ class Sessions:
 
     def bind(self, session: Session, worker: str) -> None:
         """Pin `session` to `worker`, which has its context in the cache, or will have."""
-        if self._sessions.get(session.id) is not session:
+        if not self.holds(session):
             return  # Ended while the call ran: nothing may come back to life.
         if session.prefill_worker is not None:
             self.pinned[session.prefill_worker] -= 1
         session.prefill_worker = worker
         self.pinned[worker] += 1
 
+    def unbind(self, session: Session) -> None:
+        """Take the pin back: nothing was prefilled there after all."""
+        if self.holds(session) and session.prefill_worker is not None:
+            self.pinned[session.prefill_worker] -= 1
+            session.prefill_worker = None
+
+    def look(self, who: Identity) -> Session | None:
+        """The session that a call would have, or its parent if it would be new. Only to read."""
+        session = self._sessions.get(who.session or "")
+        if session is None and who.session is not None and who.parent is not None:
+            return self.get(who.parent)
+        return session
+
     def get(self, session_id: str) -> Session | None:
         """The live session of this id."""
         session = self._sessions.get(session_id)
         return session if session is not None and session.prefill_worker is not None else None
+
+    def holds(self, session: Session) -> bool:
+        """Whether this session has not ended, nor a new one its id."""
+        return self._sessions.get(session.id) is session
 
     def end(self, session_id: str) -> bool:
         """Forget a session; calls in flight finish undisturbed. False if there is none."""
@@ -155,6 +249,7 @@ class Sessions:
             session_id,
             ledger=parent.ledger.fork() if parent else Ledger(),
             turns=parent.turns.fork() if parent else Turns(),
+            history=parent.history.fork() if parent else History(self._layout, kept=KEPT_HISTORY),
         )
         self._sessions[session_id] = session
         if parent is not None and parent.prefill_worker is not None:
@@ -162,7 +257,7 @@ class Sessions:
         return session
 
     def _forget(self, session: Session) -> None:
-        if self._sessions.get(session.id) is session:
+        if self.holds(session):
             del self._sessions[session.id]
             if session.prefill_worker is not None:
                 self.pinned[session.prefill_worker] -= 1

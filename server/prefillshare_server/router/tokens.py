@@ -62,6 +62,10 @@ class Tokens:
         """Text of `ids`, special tokens included."""
         return self._tokenizer.decode(list(ids), skip_special_tokens=False)
 
+    def strings(self, ids: Sequence[int]) -> list[str]:
+        """The vocabulary's own spelling of each id; empty for one that it has none for."""
+        return [self._tokenizer.id_to_token(i) or "" for i in ids]
+
     def splits_at(self, text: str, position: int) -> bool:
         """Whether tokenising `text` in two parts at `position` gives the ids of the whole.
 

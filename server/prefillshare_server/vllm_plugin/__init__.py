@@ -36,8 +36,7 @@ def require_supported_vllm() -> None:
     if found != SUPPORTED_VLLM:
         raise RuntimeError(
             f"prefillshare: this release works with vLLM {SUPPORTED_VLLM} only, found "
-            f"{found or 'none'}. Install the extra `prefillshare-agents[server]` (GPU) or "
-            "`prefillshare-agents[cpu]`."
+            f"{found or 'none'}. Install the extra `server` (GPU) or `cpu`."
         )
 
 
