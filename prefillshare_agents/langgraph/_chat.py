@@ -2,31 +2,47 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import AsyncIterator, Iterator
+import os
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any, Self
 
 import openai
-from langchain_core.language_models import LanguageModelInput
-from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.language_models import LanguageModelInput, ModelProfile
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
+from langchain_core.runnables import Runnable, RunnableConfig
+from langchain_core.tools import BaseTool
 from langchain_openai import ChatOpenAI
 from pydantic import ConfigDict, Field, SecretStr, model_validator
 
-from .. import AsyncSession, CallRecord, Session
-from .._stream import cut_short
-from ._clients import GraphAsyncOpenAI, GraphOpenAI, session_to_record
-from ._wire import ARGUMENTS, generated_arguments, restore
+from .. import AsyncSession, Session
+from ._bindings import EagerBinding, MakesBindings
+from ._call import Call
+from ._canonical import settle_ids, tool_name
+from ._chat_only import refuse_responses_api
+from ._clients import (
+    GraphAsyncOpenAI,
+    GraphOpenAI,
+    agent_name,
+    as_session,
+    session_of_call,
+    session_to_record,
+)
+from ._retry import retried_by
+from ._structured import as_extra_body, is_typed
+from ._wire import annotate, recorded_calls, restore
+from ._within import awithin, entered, within
 
 
-class ChatPrefillShare(ChatOpenAI):
+class ChatPrefillShare(MakesBindings[LanguageModelInput, AIMessage], ChatOpenAI):
     """`ChatOpenAI` for a PrefillShare server: `model` is a role of its cluster.
 
     >>> critic = ChatPrefillShare(model="critic", base_url="http://127.0.0.1:8000/v1")
 
     The session of a call is the first that exists of: a session header in `default_headers`,
     `session=`, the `with session:` block, the graph's `context`, `configurable`
-    ["prefillshare_session"], a hash of `configurable["thread_id"]`; otherwise it has none.
+    ["prefillshare_session"], a hash of `configurable["thread_id"]`, where `configurable` is that
+    of the call's own config or of the graph around it; otherwise it has none.
     Answers carry the server's account of the call in `response_metadata["prefillshare"]` and
     cached tokens in `usage_metadata`, streaming included; a `Session` object counts its calls.
     """
@@ -37,6 +53,11 @@ class ChatPrefillShare(ChatOpenAI):
     """Fixed session of all calls of this model."""
     role: str | None = Field(default=None, exclude=True)
     """Name under which a session counts the calls; the model's name if None. Never sent."""
+    speakers: bool = Field(default=True, exclude=True)
+    """Tell the role which answers in the context are other roles' (behind the conversation). False
+    for roles that were trained without it."""
+    sort_tools: bool = Field(default=True, exclude=True)
+    """Send bound tools in the order of their names, whatever order a framework's set had."""
 
     # The parent turns to /v1/responses for some model names, and drops usage from streams
     # whenever base_url is given.
@@ -49,6 +70,11 @@ class ChatPrefillShare(ChatOpenAI):
 
         Proxies and other transport settings come by `http_client=` and `http_async_client=`.
         """
+        refuse_responses_api(vars(self))
+        # As the parent reads them. The client knows OPENAI_BASE_URL itself.
+        self.openai_api_base = self.openai_api_base or os.getenv("OPENAI_API_BASE") or None
+        if self.openai_api_key is None and (found := os.getenv("OPENAI_API_KEY")):
+            self.openai_api_key = SecretStr(found)
         key = self.openai_api_key
         api_key: Any = key.get_secret_value() if isinstance(key, SecretStr) else key or "local"
         options: dict[str, Any] = {
@@ -58,7 +84,6 @@ class ChatPrefillShare(ChatOpenAI):
             "timeout": self.request_timeout,
             "default_headers": self.default_headers,
             "default_query": self.default_query,
-            "session": self.session,
         }
         if self.max_retries is not None:
             options["max_retries"] = self.max_retries
@@ -70,17 +95,100 @@ class ChatPrefillShare(ChatOpenAI):
             self.async_client = self.root_async_client.chat.completions
         return self
 
+    @classmethod
+    def get_lc_namespace(cls) -> list[str]:
+        """Where LangChain's `load` finds this class."""
+        return ["prefillshare_agents", "langgraph"]
+
+    def _resolve_model_profile(self) -> ModelProfile:
+        # `create_agent` asks here whether answers can be held to a schema. The parent looks the
+        # name up in a list of OpenAI's models.
+        return {
+            "structured_output": True,
+            "tool_calling": True,
+            "tool_choice": True,
+            "text_inputs": True,
+            "text_outputs": True,
+        }
+
     @property
     def _llm_type(self) -> str:
         return "prefillshare-chat"
+
+    def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> Any:
+        return {**super()._get_ls_params(stop=stop, **kwargs), "ls_provider": "prefillshare"}
+
+    def bind_tools(
+        self,
+        tools: Sequence[dict[str, Any] | type | Callable[..., Any] | BaseTool],
+        *,
+        tool_choice: dict[str, Any] | str | bool | None = None,
+        strict: bool | None = None,
+        parallel_tool_calls: bool | None = None,
+        response_format: Any = None,
+        **kwargs: Any,
+    ) -> Runnable[LanguageModelInput, AIMessage]:
+        """As the parent's; the tools are sent in the order of their names (`sort_tools`)."""
+        ordered = sorted(tools, key=tool_name) if self.sort_tools else tools
+        bound: Any = super().bind_tools(
+            ordered,
+            tool_choice=tool_choice,
+            strict=strict,
+            parallel_tool_calls=parallel_tool_calls,
+            response_format=response_format,
+            **kwargs,
+        )
+        return EagerBinding(bound=self, kwargs=bound.kwargs)
+
+    def with_structured_output(
+        self, *args: Any, **kwargs: Any
+    ) -> Runnable[LanguageModelInput, Any]:
+        """As the parent's; its streams and retries are those of the model."""
+        return EagerBinding(bound=super().with_structured_output(*args, **kwargs))
+
+    def stream(
+        self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
+    ) -> Iterator[AIMessageChunk]:
+        """As the parent's; a stream made inside `with session:` may be read after the block."""
+        return super().stream(input, config, **kwargs)
+
+    def astream(
+        self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
+    ) -> AsyncIterator[AIMessageChunk]:
+        """Async twin of `stream`."""
+        return super().astream(input, config, **kwargs)
+
+    def stream_events(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+        """As the parent's; keeps the session as `stream` does."""
+        if kwargs.get("version") != "v3":
+            return super().stream_events(input, config, **kwargs)
+        return ChatOpenAI.stream_events(self._fixed(config), input, config, **kwargs)
+
+    def astream_events(
+        self, input: Any, config: RunnableConfig | None = None, **kwargs: Any
+    ) -> Any:
+        """Async twin of `stream_events`."""
+        if kwargs.get("version") != "v3":
+            return super().astream_events(input, config, **kwargs)
+        return ChatOpenAI.astream_events(self._fixed(config), input, config, **kwargs)
+
+    def _fixed(self, config: RunnableConfig | None) -> Self:
+        """Return the model for a stream that is an object, and read through no iterator."""
+        return self.model_copy(update={"session": self.session or session_of_call(config)})
 
     def _get_request_payload(
         self, input_: LanguageModelInput, *, stop: list[str] | None = None, **kwargs: Any
     ) -> dict[str, Any]:
         payload: dict[str, Any] = super()._get_request_payload(input_, stop=stop, **kwargs)
+        refuse_responses_api(payload)
         messages = self._convert_input(input_).to_messages()
-        for wire, message in zip(payload["messages"], messages, strict=True):
-            restore(wire, message)
+        own_names = {self.role, self.model_name, agent_name()}
+        if not self.speakers:
+            own_names |= {message.name for message in messages}
+        restore(payload["messages"], messages, own_names)
+        generated = {call["id"] for message in messages for call in recorded_calls(message)}
+        settle_ids(payload["messages"], generated)
+        as_extra_body(payload)
         return payload
 
     def _create_chat_result(
@@ -89,9 +197,12 @@ class ChatPrefillShare(ChatOpenAI):
         generation_info: dict[str, Any] | None = None,
     ) -> ChatResult:
         result = super()._create_chat_result(response, generation_info)
-        body: dict[str, Any] = response if isinstance(response, dict) else response.to_dict()
+        # Without warnings: pydantic does not expect the parsed object of a `.parse()` result.
+        body: dict[str, Any] = (
+            response if isinstance(response, dict) else response.to_dict(warnings=False)
+        )
         for generation, choice in zip(result.generations, body["choices"], strict=True):
-            _annotate(generation.message, body, choice["message"])
+            annotate(generation.message, body, choice["message"])
         return result
 
     def _convert_chunk_to_generation_chunk(
@@ -104,104 +215,66 @@ class ChatPrefillShare(ChatOpenAI):
             chunk, default_chunk_class, base_generation_info
         )
         if generation is not None:
-            # openai's `.stream()` helper wraps each chunk in an event.
-            body = chunk.get("chunk") or chunk
-            choices = body.get("choices") or [{}]
-            _annotate(generation.message, body, choices[0].get("delta") or {})
+            choices = chunk.get("choices") or [{}]
+            annotate(generation.message, chunk, choices[0].get("delta") or {})
         return generation
 
+    def _call(self, options: dict[str, Any], client: Any) -> Call:
+        options = {"extra_body": self.extra_body, **self.model_kwargs, **options}
+        return Call(
+            self.role or self.model_name,
+            options.get("model") or self.model_name,
+            session_to_record(client, options),
+            typed=is_typed(options.get("response_format")),
+        )
+
     def _generate(self, messages: list[BaseMessage], *args: Any, **kwargs: Any) -> ChatResult:
-        call = _Call(self)
-        result = super()._generate(messages, *args, **kwargs)
+        with entered(as_session(self.session)):
+            call = self._call(kwargs, self._sync_client)
+            with retried_by(self.root_client):
+                result = super()._generate(messages, *args, **kwargs)
         call.finish(result)
         return result
 
     async def _agenerate(
         self, messages: list[BaseMessage], *args: Any, **kwargs: Any
     ) -> ChatResult:
-        call = _Call(self)
-        result = await super()._agenerate(messages, *args, **kwargs)
+        with entered(as_session(self.session)):
+            call = self._call(kwargs, self._async_client)
+            with retried_by(self.root_async_client):
+                result = await super()._agenerate(messages, *args, **kwargs)
         call.finish(result)
         return result
 
     def _stream(self, *args: Any, **kwargs: Any) -> Iterator[ChatGenerationChunk]:
         """Raises openai.OpenAIError if the stream is cut short: half an answer is none."""
-        call = _Call(self)
-        for chunk in super()._stream(*args, **kwargs):
-            call.saw(chunk)
-            yield chunk
+        return within(as_session(self.session), self._counted(*args, **kwargs))
+
+    def _counted(self, *args: Any, **kwargs: Any) -> Iterator[ChatGenerationChunk]:
+        call = self._call(kwargs, self._sync_client)
+        with retried_by(self.root_client):
+            for chunk in super()._stream(*args, **kwargs):
+                call.saw(chunk)
+                yield chunk
         call.finish_stream()
 
-    async def _astream(self, *args: Any, **kwargs: Any) -> AsyncIterator[ChatGenerationChunk]:
+    def _astream(self, *args: Any, **kwargs: Any) -> AsyncIterator[ChatGenerationChunk]:
         """Async twin of `_stream`."""
-        call = _Call(self)
-        async for chunk in super()._astream(*args, **kwargs):
-            call.saw(chunk)
-            yield chunk
+        return awithin(as_session(self.session), self._acounted(*args, **kwargs))
+
+    async def _acounted(self, *args: Any, **kwargs: Any) -> AsyncIterator[ChatGenerationChunk]:
+        call = self._call(kwargs, self._async_client)
+        with retried_by(self.root_async_client):
+            async for chunk in super()._astream(*args, **kwargs):
+                call.saw(chunk)
+                yield chunk
         call.finish_stream()
 
-
-def _annotate(message: BaseMessage, body: dict[str, Any], wire: dict[str, Any]) -> None:
-    """Keep what LangChain drops: the server's account, and the bytes of tool arguments."""
-    if body.get("prefillshare"):
-        message.response_metadata["prefillshare"] = body["prefillshare"]
-    if wire.get("tool_calls"):
-        message.additional_kwargs[ARGUMENTS] = generated_arguments(wire["tool_calls"])
-
-
-class _Call:
-    """One call under way, to be counted in the session that is current when it starts."""
-
-    def __init__(self, model: ChatPrefillShare) -> None:
-        self._role = model.role or model.model_name
+    @property
+    def _sync_client(self) -> Any:
         # A caller that gives client= need not give root_client= as well.
-        headers = model.root_client.default_headers if model.root_client else model.default_headers
-        self._session = session_to_record(model.session, headers or {})
-        self._started = time.perf_counter()
-        self._ttft_s: float | None = None
-        self._usage: dict[str, Any] = {}
-        self._metadata: dict[str, Any] = {}
+        return self.root_client or getattr(self.client, "_client", None)
 
-    def saw(self, chunk: ChatGenerationChunk) -> None:
-        message = chunk.message
-        generated = bool(message.content) or bool(getattr(message, "tool_call_chunks", None))
-        if generated and self._ttft_s is None:
-            self._ttft_s = time.perf_counter() - self._started
-        self._keep(message, chunk.generation_info)
-
-    def finish(self, result: ChatResult) -> None:
-        for generation in result.generations:
-            self._keep(generation.message, generation.generation_info)
-        self._record()
-
-    def finish_stream(self) -> None:
-        """Raise openai.OpenAIError unless the answer is whole."""
-        # Without this, LangChain would take the pieces of a lost tool call for a whole one.
-        if not self._metadata.get("finish_reason"):
-            raise cut_short(self._role)
-        self._record()
-
-    def _record(self) -> None:
-        if self._session is None:
-            return
-        details = self._usage.get("input_token_details") or {}
-        self._session.record(
-            CallRecord.of(
-                self._role,
-                usage={
-                    "prompt_tokens": self._usage.get("input_tokens"),
-                    "completion_tokens": self._usage.get("output_tokens"),
-                    "prompt_tokens_details": {"cached_tokens": details.get("cache_read")},
-                },
-                extra=self._metadata.get("prefillshare"),
-                finish_reason=self._metadata.get("finish_reason"),
-                wall_s=time.perf_counter() - self._started,
-                ttft_s=self._ttft_s,
-            )
-        )
-
-    def _keep(self, message: BaseMessage, info: dict[str, Any] | None) -> None:
-        if isinstance(message, AIMessage) and message.usage_metadata:
-            self._usage = dict(message.usage_metadata)
-        self._metadata.update(message.response_metadata)
-        self._metadata.update(info or {})
+    @property
+    def _async_client(self) -> Any:
+        return self.root_async_client or getattr(self.async_client, "_client", None)

@@ -2,68 +2,125 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
+import openai
+from langchain_core.runnables import RunnableConfig
 from langgraph.config import get_config
-from langgraph.runtime import Runtime, get_runtime
 
 from .. import AsyncOpenAI, AsyncSession, OpenAI, Session, current_session
-from .._client import session_id_of
 from .._identity import names_session, session_id_of_thread, session_named_in
+from ._retry import retried_outside
+
+if TYPE_CHECKING:
+    from openai._models import FinalRequestOptions
 
 SESSION_KEY = "prefillshare_session"
 """Field of a graph's `context=`, or key of `config["configurable"]`, that names the session."""
 
 
-def graph_session() -> Session | AsyncSession | str | None:
-    """Return the session that the running graph names, or None; never a made-up one.
+_RUNTIME = "__pregel_runtime"
+"""Where LangGraph keeps a run's `context` in the config that it hands to nodes."""
+
+
+def session_of_call(config: RunnableConfig | None) -> Session | AsyncSession | None:
+    """Return the session of a call that is given `config`; None if nothing names one.
+
+    The `with session:` block around it, or what `graph_session` finds.
+    """
+    return current_session() or as_session(graph_session(config))
+
+
+def as_session(named: Session | AsyncSession | str | None) -> Session | AsyncSession | None:
+    """Return the session itself; by an id, the current one if it has that id. Raises TypeError."""
+    if named is None or isinstance(named, Session | AsyncSession):
+        return named
+    if not isinstance(named, str):
+        raise TypeError(f"session is {named!r}; give a Session or its id")
+    current = current_session()
+    return current if current is not None and current.id == named else Session(named)
+
+
+def graph_session(config: RunnableConfig | None = None) -> Session | AsyncSession | str | None:
+    """Return the session that a call's `config` or the running graph names, or None.
 
     The first that exists of: the run's `context`, `configurable["prefillshare_session"]`, a hash
-    of `configurable["thread_id"]`. A thread's session is thus the same after a restart.
+    of `configurable["thread_id"]`, each in the call's own config before that of the graph around
+    it. Never a made-up one, and a thread's is thus the same after a restart.
     """
-    try:
-        configurable = get_config().get("configurable") or {}
-    except RuntimeError:  # not inside a graph
-        return None
-    named = _in_context() or configurable.get(SESSION_KEY)
+    places: list[Mapping[str, Any]] = [(config or {}).get("configurable") or {}]
+    with suppress(RuntimeError):  # not inside a graph
+        places.append(get_config().get("configurable") or {})
+    named = _first(map(_in_context, places)) or _first(place.get(SESSION_KEY) for place in places)
     if named is not None and not isinstance(named, Session | AsyncSession | str):
         raise TypeError(f"{SESSION_KEY} is {named!r}; give a Session or its id")
-    if named is None and configurable.get("thread_id") is not None:
-        return session_id_of_thread(configurable["thread_id"])
+    thread = _first(place.get("thread_id") for place in places)
+    if named is None and thread is not None:
+        return session_id_of_thread(thread)
     return named
 
 
-def _in_context() -> Any:
-    runtime: Runtime[Any] | None = get_runtime()  # None in a runnable outside any graph
-    context = None if runtime is None else runtime.context
+def agent_name() -> str | None:
+    """Return the name of the `create_agent` agent or node that calls; None outside a graph."""
+    try:
+        metadata = get_config().get("metadata") or {}
+    except RuntimeError:
+        return None
+    return metadata.get("lc_agent_name")
+
+
+def _first(values: Iterable[Any]) -> Any:
+    return next((value for value in values if value is not None), None)
+
+
+def _in_context(configurable: Mapping[str, Any]) -> Any:
+    context = getattr(configurable.get(_RUNTIME), "context", None)
     if isinstance(context, Mapping):
         return context.get(SESSION_KEY)
     return getattr(context, SESSION_KEY, None)
 
 
 class GraphOpenAI(OpenAI):
-    def _current_session_id(self) -> str | None:
-        return super()._current_session_id() or session_id_of(graph_session())
+    def _named_session(self) -> Session | AsyncSession | str | None:
+        # The environment's session, which the parent knows too, is that of last resort.
+        return self._session or current_session() or graph_session() or super()._named_session()
+
+    def request(self, cast_to: Any, options: FinalRequestOptions, **kwargs: Any) -> Any:
+        if retried_outside():
+            options.max_retries = 0
+        return super().request(cast_to, options, **kwargs)
 
 
 class GraphAsyncOpenAI(AsyncOpenAI):
-    def _current_session_id(self) -> str | None:
-        return super()._current_session_id() or session_id_of(graph_session())
+    def _named_session(self) -> Session | AsyncSession | str | None:
+        # The environment's session, which the parent knows too, is that of last resort.
+        return self._session or current_session() or graph_session() or super()._named_session()
+
+    async def request(self, cast_to: Any, options: FinalRequestOptions, **kwargs: Any) -> Any:
+        if retried_outside():
+            options.max_retries = 0
+        return await super().request(cast_to, options, **kwargs)
 
 
 def session_to_record(
-    own: Session | AsyncSession | str | None, headers: Mapping[str, object]
+    client: openai.OpenAI | openai.AsyncOpenAI | None, options: Mapping[str, Any]
 ) -> Session | AsyncSession | None:
     """Return the session object that a call made now should be counted in, if there is one.
 
-    `own` is the model's session, `headers` are its client's default headers, which win over it.
-    Where the session is only named, it is the current one if that has this id.
+    It is the one that `client` will send the call to; `options` are the call's. Where it is only
+    named, it is the current one if that has this id.
     """
-    named = own or current_session() or graph_session()
+    own = options.get("extra_headers") or {}
+    headers = own if names_session(own) or client is None else client.default_headers
     if names_session(headers):
-        named = session_named_in(headers)
-    if not isinstance(named, str):
+        named: Any = session_named_in(headers)
+    elif "session_id" in (body := options.get("extra_body") or {}):
+        named = body["session_id"]
+    else:
+        named = client._named_session() if isinstance(client, OpenAI | AsyncOpenAI) else None
+    if isinstance(named, Session | AsyncSession):
         return named
     current = current_session()
     return current if current is not None and current.id == named else None

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from langchain_core.messages import AIMessage, BaseMessage, SystemMessage, convert_to_messages
+from langchain_core.messages import (
+    AIMessage,
+    BaseMessage,
+    HumanMessage,
+    SystemMessage,
+    convert_to_messages,
+)
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
-from langchain_core.tools import BaseTool
+from langchain_core.tools import BaseTool, StructuredTool
+from langgraph.graph.state import CompiledStateGraph
+from langgraph.prebuilt import InjectedState
 from pydantic import BaseModel, SecretStr
 
 from .. import AsyncSession, Session
 from ._chat import ChatPrefillShare
 from ._clients import GraphAsyncOpenAI, GraphOpenAI
+
+if TYPE_CHECKING:
+    from ._middleware import PrefillShareMiddleware
 
 NodeUpdate = dict[str, list[AIMessage]]
 
@@ -51,11 +62,13 @@ class Team:
         roles: Sequence[str] | Mapping[str, str],
         *,
         api_key: str = "local",
+        speakers: bool = True,
         http_client: Any = None,
         http_async_client: Any = None,
         **client_options: Any,
     ) -> None:
         """`roles`: names, or a map of names to models of the cluster where these differ.
+        `speakers`: tell each role which answers are other roles'; see `ChatPrefillShare`.
 
         `http_client` and `http_async_client` are what `openai.OpenAI` and `openai.AsyncOpenAI`
         take as `http_client`, for synchronous and asynchronous runs; other `client_options` are
@@ -66,6 +79,7 @@ class Team:
         self.roles = dict(roles) if isinstance(roles, Mapping) else {name: name for name in roles}
         if not self.roles:
             raise ValueError("roles is empty; name at least one role of the cluster")
+        self._speakers = speakers
         options = {"base_url": base_url, "api_key": api_key, **client_options}
         self._client = GraphOpenAI(http_client=http_client, **options)
         self._async_client = GraphAsyncOpenAI(http_client=http_async_client, **options)
@@ -85,11 +99,9 @@ class Team:
         if role not in self.roles:
             raise ValueError(f"role {role!r} is not in this team; it has {', '.join(self.roles)}")
         options = _client_options(model_options)
-        client = self._client.copy(
-            session=session, http_client=model_options.get("http_client"), **options
-        )
+        client = self._client.copy(http_client=model_options.get("http_client"), **options)
         async_client = self._async_client.copy(
-            session=session, http_client=model_options.get("http_async_client"), **options
+            http_client=model_options.get("http_async_client"), **options
         )
         return ChatPrefillShare(
             model=self.roles[role],
@@ -99,7 +111,7 @@ class Team:
             client=client.chat.completions,
             root_async_client=async_client,
             async_client=async_client.chat.completions,
-            **model_options,
+            **{"speakers": self._speakers, **model_options},
         )
 
     def node(
@@ -123,11 +135,11 @@ class Team:
         such as `temperature` and `max_tokens`. Works in synchronous and asynchronous runs.
         """
         if output is not None:
-            # By extra_body: as an ordinary option it goes through openai's parse helper, which
-            # raises where max_tokens cut the answer, and the answer would be lost to the state.
+            # Where the model puts it too; a model has no option of this name.
             body = {"response_format": _json_schema(output), **model_options.pop("extra_body", {})}
             model_options["extra_body"] = body
-        model: Runnable[Any, AIMessage] = self.model(role, **model_options)
+        # A list that was written for this node has an order, and its role may have learnt it.
+        model: Runnable[Any, AIMessage] = self.model(role, sort_tools=False, **model_options)
         if tools:
             assert isinstance(model, ChatPrefillShare)
             model = model.bind_tools(tools, tool_choice=tool_choice, strict=strict)
@@ -140,9 +152,74 @@ class Team:
 
         return RunnableLambda(call, afunc=acall, name=role)
 
-    def session(self, id: str | None = None) -> Session:
-        """Return a session on this team's server; enter it with `with` around the graph's run."""
-        return Session(id, client=self._client)
+    def agent(
+        self,
+        role: str,
+        *,
+        instructions: str | None = None,
+        tools: Sequence[BaseTool | Callable[..., Any] | dict[str, Any]] = (),
+        **agent_options: Any,
+    ) -> CompiledStateGraph[Any, Any, Any, Any]:
+        """Return an agent of LangChain's `create_agent` whose model is `role`.
+
+        It calls its tools until it has an answer. Other options are those of `create_agent`; its
+        name is the role unless one is given.
+        """
+        from langchain.agents import create_agent
+
+        model = agent_options.pop("model", None) or self.model(role)
+        options = {"name": role, "system_prompt": instructions, **agent_options}
+        return create_agent(model, list(tools), **options)
+
+    def middleware(self, role: str, **model_options: Any) -> PrefillShareMiddleware:
+        """Return a middleware that makes `role` the model of the agent it is given to."""
+        from ._middleware import PrefillShareMiddleware
+
+        return PrefillShareMiddleware(self.model(role, **model_options))
+
+    def tool(
+        self,
+        role: str,
+        *,
+        description: str,
+        name: str | None = None,
+        instructions: str | None = None,
+        tools: Sequence[BaseTool | Callable[..., Any] | dict[str, Any]] = (),
+        **agent_options: Any,
+    ) -> BaseTool:
+        """Return a tool by which a supervisor asks `role`: `create_agent(tools=[team.tool(…)])`.
+
+        The role reads the supervisor's conversation up to the question, so that it shares the
+        prefill of all of it, and its answer is the tool's result. `name` is `ask_<role>` unless
+        given.
+        """
+        agent = self.agent(role, instructions=instructions, tools=tools, **agent_options)
+
+        def ask(question: str, state: Annotated[Any, InjectedState]) -> str:
+            return _last_text(agent.invoke(_asked(state, question)))
+
+        async def aask(question: str, state: Annotated[Any, InjectedState]) -> str:
+            return _last_text(await agent.ainvoke(_asked(state, question)))
+
+        return StructuredTool.from_function(
+            ask, coroutine=aask, name=name or f"ask_{role}", description=description
+        )
+
+    def session(
+        self, id: str | None = None, *, mode: Literal["share", "isolate"] = "share", **options: Any
+    ) -> Session:
+        """Return a session on this team's server; enter it with `with` around the graph's run.
+
+        With `mode="isolate"` the server prefills for every role anew: the same graph without
+        sharing, to compare with. Other options are those of `Session`.
+        """
+        return Session(id, client=self._client, mode=mode, **options)
+
+    def asession(
+        self, id: str | None = None, *, mode: Literal["share", "isolate"] = "share", **options: Any
+    ) -> AsyncSession:
+        """Return an `AsyncSession` on this team's server; see `session`."""
+        return AsyncSession(id, client=self._async_client, mode=mode, **options)
 
     def close(self) -> None:
         """Free the connections of synchronous runs."""
@@ -152,6 +229,20 @@ class Team:
         """Free the connections of all runs."""
         self._client.close()
         await self._async_client.close()
+
+
+def _asked(state: Any, question: str) -> dict[str, list[BaseMessage]]:
+    """Return the state of a role that is asked, by a tool call at the end of `state`."""
+    messages = convert_to_messages(state["messages"])
+    calling = next(
+        (i for i in reversed(range(len(messages))) if isinstance(messages[i], AIMessage)),
+        len(messages),
+    )
+    return {"messages": [*messages[:calling], HumanMessage(question)]}
+
+
+def _last_text(state: Mapping[str, Any]) -> str:
+    return str(state["messages"][-1].text)
 
 
 def _client_options(model_options: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,8 +17,7 @@ from pydantic import BaseModel
 from prefillshare_agents import Session
 from prefillshare_agents._identity import session_id_of_thread
 from prefillshare_agents.langgraph import ChatPrefillShare, Team
-
-from .recording_server import RecordingServer
+from prefillshare_agents.testing import FakeServer
 
 ARGUMENTS = '{ "name":  "m\\u006fon" }'
 TASK: Any = {"messages": [("user", "How far is the moon?")]}
@@ -40,7 +39,7 @@ class Context:
 
 
 @pytest.fixture
-def team(server: RecordingServer) -> Iterator[Team]:
+def team(server: FakeServer) -> Iterator[Team]:
     made = Team(server.url, ["planner", "caller", "critic"], max_retries=0)
     yield made
     made.close()
@@ -53,19 +52,19 @@ def one_node(team: Team, **options: Any) -> Any:
     return graph.compile()
 
 
-def sessions(server: RecordingServer) -> list[list[str]]:
+def sessions(server: FakeServer) -> list[list[str]]:
     return [chat.sessions for chat in server.chats]
 
 
 class TestSessionOfACall:
     """explicit > with block > graph context > configurable > hash of thread_id > none."""
 
-    def test_nothing_given_means_no_session(self, team: Team, server: RecordingServer) -> None:
+    def test_nothing_given_means_no_session(self, team: Team, server: FakeServer) -> None:
         one_node(team).invoke(TASK)
 
         assert sessions(server) == [[]]
 
-    def test_a_thread_gives_the_hash_of_its_id(self, team: Team, server: RecordingServer) -> None:
+    def test_a_thread_gives_the_hash_of_its_id(self, team: Team, server: FakeServer) -> None:
         config = {"configurable": {"thread_id": "ada@example.org"}}
         one_node(team).invoke(TASK, config)
         one_node(team).invoke(TASK, config)
@@ -73,9 +72,7 @@ class TestSessionOfACall:
         assert sessions(server) == [[session_id_of_thread("ada@example.org")]] * 2
         assert "ada" not in server.chats[0].sessions[0]
 
-    def test_configurable_comes_before_the_thread(
-        self, team: Team, server: RecordingServer
-    ) -> None:
+    def test_configurable_comes_before_the_thread(self, team: Team, server: FakeServer) -> None:
         config = {"configurable": {"thread_id": "t", "prefillshare_session": "configured"}}
         one_node(team).invoke(TASK, config)
 
@@ -83,7 +80,7 @@ class TestSessionOfACall:
 
     @pytest.mark.parametrize("named", ["context", Session("context")])
     def test_the_graphs_context_comes_before_configurable(
-        self, named: str | Session, team: Team, server: RecordingServer
+        self, named: str | Session, team: Team, server: FakeServer
     ) -> None:
         config = {"configurable": {"prefillshare_session": "configured"}}
         one_node(team).invoke(TASK, config, context=Context(prefillshare_session=named))
@@ -91,7 +88,7 @@ class TestSessionOfACall:
         assert sessions(server) == [["context"]]
 
     def test_a_context_without_a_session_is_passed_over(
-        self, team: Team, server: RecordingServer
+        self, team: Team, server: FakeServer
     ) -> None:
         config = {"configurable": {"prefillshare_session": "configured"}}
         one_node(team).invoke(TASK, config, context=Context())
@@ -99,7 +96,7 @@ class TestSessionOfACall:
         assert sessions(server) == [["configured"]]
 
     def test_the_with_block_comes_before_the_graphs_context(
-        self, team: Team, server: RecordingServer
+        self, team: Team, server: FakeServer
     ) -> None:
         with team.session("block"):
             one_node(team).invoke(TASK, context=Context(prefillshare_session="context"))
@@ -107,7 +104,7 @@ class TestSessionOfACall:
         assert sessions(server) == [["block"]]
 
     def test_an_explicit_session_comes_before_the_with_block(
-        self, team: Team, server: RecordingServer
+        self, team: Team, server: FakeServer
     ) -> None:
         with team.session("block"):
             one_node(team, session="explicit").invoke(TASK)
@@ -119,9 +116,7 @@ class TestSessionOfACall:
         with pytest.raises(TypeError, match="prefillshare_session is 4711"):
             one_node(team).invoke(TASK, config)
 
-    async def test_async_runs_follow_the_same_order(
-        self, team: Team, server: RecordingServer
-    ) -> None:
+    async def test_async_runs_follow_the_same_order(self, team: Team, server: FakeServer) -> None:
         graph = one_node(team)
         await graph.ainvoke(TASK, {"configurable": {"thread_id": "t"}})
         await graph.ainvoke(TASK, context=Context(prefillshare_session="context"))
@@ -131,13 +126,16 @@ class TestSessionOfACall:
 
         assert sessions(server) == [[session_id_of_thread("t")], ["context"], ["block"]]
 
-    def test_parallel_branches_keep_the_session(self, team: Team, server: RecordingServer) -> None:
+    def test_parallel_branches_keep_the_session(self, team: Team, server: FakeServer) -> None:
         class State(TypedDict):
             messages: Annotated[list[Any], operator.add]
 
         graph = StateGraph(State)
         graph.add_node("planner", team.node("planner"))
-        branches = [Send("planner", {"messages": [HumanMessage(f"{i}")]}) for i in range(8)]
+        branches = [
+            Send("planner", {"messages": [HumanMessage("A task"), HumanMessage(f"{i}")]})
+            for i in range(8)
+        ]
         graph.add_conditional_edges(START, lambda _: branches, ["planner"])
         with team.session("block") as session:
             graph.compile().invoke({"messages": []})
@@ -145,9 +143,7 @@ class TestSessionOfACall:
         assert sessions(server) == [["block"]] * 8
         assert session.usage.calls == 8
 
-    def test_a_checkpointed_thread_keeps_its_session(
-        self, team: Team, server: RecordingServer
-    ) -> None:
+    def test_a_checkpointed_thread_keeps_its_session(self, team: Team, server: FakeServer) -> None:
         builder = StateGraph(MessagesState)
         builder.add_node("planner", team.node("planner"))
         builder.add_edge(START, "planner")
@@ -162,9 +158,9 @@ class TestSessionOfACall:
 
 class TestNode:
     def test_instructions_lead_the_request_and_stay_out_of_the_state(
-        self, team: Team, server: RecordingServer
+        self, team: Team, server: FakeServer
     ) -> None:
-        server.script("Look it up.")
+        server.script(["Look it up."])
         state = one_node(team, instructions="Plan.", max_tokens=9).invoke(TASK)
 
         body = server.chats[0].body
@@ -180,7 +176,7 @@ class TestNode:
         ]
         assert state["messages"][1].name == "planner"
 
-    def test_roles_may_map_to_other_model_names(self, server: RecordingServer) -> None:
+    def test_roles_may_map_to_other_model_names(self, server: FakeServer) -> None:
         team = Team(server.url, {"planner": "planner-v2"})
         one_node(team).invoke(TASK)
         team.close()
@@ -195,8 +191,8 @@ class TestNode:
         with pytest.raises(ValueError, match="instructions="):
             one_node(team).invoke({"messages": [SystemMessage("x"), HumanMessage("y")]})
 
-    def test_output_asks_for_json_of_the_model(self, team: Team, server: RecordingServer) -> None:
-        server.script('{"verdict": "right"}')
+    def test_output_asks_for_json_of_the_model(self, team: Team, server: FakeServer) -> None:
+        server.script(['{"verdict": "right"}'])
         state = one_node(team, output=Verdict).invoke(TASK)
 
         asked = server.chats[0].body["response_format"]
@@ -206,7 +202,7 @@ class TestNode:
         assert Verdict.model_validate_json(answer.content).verdict == "right"
 
     def test_tools_and_tool_choice_go_with_the_nodes_own_calls(
-        self, team: Team, server: RecordingServer
+        self, team: Team, server: FakeServer
     ) -> None:
         one_node(team, tools=[lookup], tool_choice="lookup", strict=True).invoke(TASK)
 
@@ -216,7 +212,7 @@ class TestNode:
         assert body["tool_choice"] == {"type": "function", "function": {"name": "lookup"}}
 
     def test_a_role_switch_sends_the_same_conversation(
-        self, team: Team, server: RecordingServer
+        self, team: Team, server: FakeServer
     ) -> None:
         graph = StateGraph(MessagesState)
         graph.add_node("planner", team.node("planner", instructions="Plan.", tools=[lookup]))
@@ -227,13 +223,14 @@ class TestNode:
         compiled.invoke(TASK)
 
         first, second = (chat.body["messages"] for chat in server.chats)
-        # Names would be printed by some templates, so the answer goes back without one.
-        assert second[1:] == [*first[1:], {"role": "assistant", "content": "an answer by planner"}]
+        # The server tells the critic, behind the conversation, whose answer this is.
+        answer = {"role": "assistant", "content": "an answer by planner", "name": "planner"}
+        assert second[1:] == [*first[1:], answer]
 
 
 @pytest.mark.parametrize("streamed", [False, True])
 def test_tool_arguments_go_back_byte_for_byte(
-    streamed: bool, team: Team, server: RecordingServer
+    streamed: bool, team: Team, server: FakeServer
 ) -> None:
     calls = [
         {"id": "c1", "type": "function", "function": {"name": "lookup", "arguments": ARGUMENTS}},
@@ -243,7 +240,7 @@ def test_tool_arguments_go_back_byte_for_byte(
             "function": {"name": "lookup", "arguments": '{"name":1e2}'},
         },
     ]
-    server.script({"tool_calls": calls}, "done")
+    server.script([{"tool_calls": calls}, "done"])
 
     graph = StateGraph(MessagesState)
     graph.add_node("caller", team.node("caller", tools=[lookup]))
@@ -264,13 +261,13 @@ def test_tool_arguments_go_back_byte_for_byte(
     assert messages[2]["content"] == "moon: 384,400 km"
 
 
-def test_edited_tool_arguments_go_out_as_edited(server: RecordingServer) -> None:
+def test_edited_tool_arguments_go_out_as_edited(server: FakeServer) -> None:
     call: Any = {
         "id": "c1",
         "type": "function",
         "function": {"name": "lookup", "arguments": ARGUMENTS},
     }
-    server.script({"tool_calls": [call]})
+    server.script([{"tool_calls": [call]}])
     model = ChatPrefillShare(model="caller", base_url=server.url)
     answer = model.invoke("hello")
     answer.tool_calls[0]["args"] = {"name": "Mars"}
@@ -281,10 +278,8 @@ def test_edited_tool_arguments_go_out_as_edited(server: RecordingServer) -> None
 
 
 @pytest.mark.parametrize("mode", ["invoke", "stream", "json", "json stream"])
-async def test_answers_carry_usage_and_the_servers_account(
-    mode: str, server: RecordingServer
-) -> None:
-    server.script('{"verdict": "right"}', '{"verdict": "wrong"}')
+async def test_answers_carry_usage_and_the_servers_account(mode: str, server: FakeServer) -> None:
+    server.script(['{"verdict": "right"}', '{"verdict": "wrong"}'])
     session = Session("s1")
     base = ChatPrefillShare(model="critic", base_url=server.url, session=session)
     model: Any = base
@@ -298,16 +293,16 @@ async def test_answers_carry_usage_and_the_servers_account(
     await base.root_async_client.close()
 
     assert [answer.text for answer in answers] == ['{"verdict": "right"}', '{"verdict": "wrong"}']
-    for answer, affinity, cached in zip(answers, ["new", "hit"], [0, 2], strict=True):
+    for answer, affinity, cached in zip(answers, ["new", "hit"], [0, 8], strict=True):
         assert answer.response_metadata["prefillshare"]["affinity"] == affinity
         assert answer.usage_metadata["input_token_details"]["cache_read"] == cached
-    assert [call.cached_tokens for call in session.calls] == [0, 2]
+    assert [call.cached_tokens for call in session.calls] == [0, 8]
     assert [call.affinity for call in session.calls] == ["new", "hit"]
     assert [call.finish_reason for call in session.calls] == ["stop", "stop"]
     assert [call.ttft_s is not None for call in session.calls] == [mode.endswith("stream")] * 2
 
 
-def test_the_session_counts_the_nodes_calls(team: Team, server: RecordingServer) -> None:
+def test_the_session_counts_the_nodes_calls(team: Team, server: FakeServer) -> None:
     with team.session() as session:
         one_node(team).invoke(TASK)
         list(one_node(team).stream(TASK, stream_mode="messages"))
@@ -317,7 +312,7 @@ def test_the_session_counts_the_nodes_calls(team: Team, server: RecordingServer)
 
 
 def test_a_model_without_a_key_or_session_needs_neither(
-    server: RecordingServer, monkeypatch: pytest.MonkeyPatch
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     ChatPrefillShare(model="critic", base_url=server.url).invoke("hello")
@@ -327,7 +322,7 @@ def test_a_model_without_a_key_or_session_needs_neither(
 
 
 def test_chat_completions_are_used_whatever_the_model_is_called(
-    server: RecordingServer,
+    server: FakeServer,
 ) -> None:
     model = ChatPrefillShare(model="gpt-6-mini", base_url=server.url).bind_tools([lookup])
     model.invoke("hello")

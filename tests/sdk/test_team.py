@@ -10,14 +10,13 @@ from pydantic import SecretStr
 
 from prefillshare_agents import OpenAI, Session
 from prefillshare_agents.langgraph import ChatPrefillShare, Team
-
-from .recording_server import RecordingServer
+from prefillshare_agents.testing import FakeServer
 
 TASK: Any = {"messages": [HumanMessage("How far is the moon?")]}
 
 
 @pytest.fixture
-def team(server: RecordingServer) -> Iterator[Team]:
+def team(server: FakeServer) -> Iterator[Team]:
     made = Team(server.url, {"critic": "critic-v2"}, max_retries=0)
     yield made
     made.close()
@@ -46,14 +45,14 @@ def test_a_models_own_client_options_reach_both_clients(
         assert (str(value) if name == "base_url" else value) == expected
 
 
-def test_a_models_own_headers_and_retries_are_used(team: Team, server: RecordingServer) -> None:
+def test_a_models_own_headers_and_retries_are_used(team: Team, server: FakeServer) -> None:
     server.fail(409)
     team.node("critic", default_headers={"X-Trace": "1"}, max_retries=1).invoke(TASK)
 
     assert [("x-trace", "1") in chat.headers for chat in server.chats] == [True, True]
 
 
-async def test_a_team_takes_a_transport_for_each_kind_of_run(server: RecordingServer) -> None:
+async def test_a_team_takes_a_transport_for_each_kind_of_run(server: FakeServer) -> None:
     headers = {"X-Transport": "mine"}
     team = Team(
         server.url,
@@ -69,18 +68,35 @@ async def test_a_team_takes_a_transport_for_each_kind_of_run(server: RecordingSe
     assert [("x-transport", "mine") in chat.headers for chat in server.chats] == [True, True]
 
 
-def test_a_string_is_no_list_of_roles(server: RecordingServer) -> None:
+def test_a_string_is_no_list_of_roles(server: FakeServer) -> None:
     with pytest.raises(TypeError, match=r"'planner'.*\['planner'\]"):
         Team(server.url, "planner")
 
 
-def test_usage_is_counted_under_the_roles_name(team: Team, server: RecordingServer) -> None:
+def test_usage_is_counted_under_the_roles_name(team: Team, server: FakeServer) -> None:
     with team.session() as session:
         team.node("critic").invoke(TASK)
 
     assert list(session.usage.roles) == ["critic"]
     assert server.chats[0].body["model"] == "critic-v2"
     assert "role" not in server.chats[0].body
+
+
+async def test_an_asynchronous_session_of_a_team_is_on_its_server(
+    team: Team, server: FakeServer
+) -> None:
+    async with team.asession("s1", mode="isolate") as session:
+        session.append({"role": "user", "content": "How far is the moon?"})
+        await session.chat("critic-v2")
+        await team.node("critic").ainvoke(TASK)
+    await team.aclose()
+
+    assert [chat.sessions for chat in server.chats] == [["s1"]] * 2
+    assert [("x-prefillshare-mode", "isolate") in chat.headers for chat in server.chats] == [
+        True,
+        True,
+    ]
+    assert session.usage.calls == 2
 
 
 @pytest.mark.parametrize(
@@ -92,7 +108,7 @@ def test_usage_is_counted_under_the_roles_name(team: Team, server: RecordingServ
     ],
 )
 def test_a_leading_system_message_is_refused_in_any_form(
-    message: Any, team: Team, server: RecordingServer
+    message: Any, team: Team, server: FakeServer
 ) -> None:
     with pytest.raises(ValueError, match="instructions="):
         team.node("critic").invoke({"messages": [message, ("user", "hello")]})
@@ -101,7 +117,7 @@ def test_a_leading_system_message_is_refused_in_any_form(
 
 @pytest.mark.parametrize(("header", "counted"), [("other", 0), ("block", 1)])
 def test_a_call_counts_where_the_models_header_sends_it(
-    header: str, counted: int, team: Team, server: RecordingServer
+    header: str, counted: int, team: Team, server: FakeServer
 ) -> None:
     model = team.model("critic", default_headers={"x-session-id": header})
     with team.session("block") as session:
@@ -113,7 +129,7 @@ def test_a_call_counts_where_the_models_header_sends_it(
 
 @pytest.mark.parametrize(("named", "counted"), [("other", 0), ("block", 1)])
 def test_a_call_with_a_named_session_counts_in_the_current_one_of_that_id(
-    named: str, counted: int, server: RecordingServer
+    named: str, counted: int, server: FakeServer
 ) -> None:
     model = ChatPrefillShare(model="critic", base_url=server.url, session=named)
     with Session("block") as session:
@@ -123,7 +139,7 @@ def test_a_call_with_a_named_session_counts_in_the_current_one_of_that_id(
     assert session.usage.calls == counted
 
 
-def test_a_call_through_a_client_of_the_callers_counts(server: RecordingServer) -> None:
+def test_a_call_through_a_client_of_the_callers_counts(server: FakeServer) -> None:
     with OpenAI(base_url=server.url, api_key="local") as client, Session("block") as session:
         ChatPrefillShare(model="critic", client=client.chat.completions).invoke("hello")
 
