@@ -6,7 +6,8 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ._session import AsyncSession, Session
+    from ._async_session import AsyncSession
+    from ._session import Session
 
 # A stack rather than reset tokens: tokens would have to live on the session, and one session may
 # be entered in several threads and tasks at once.
@@ -30,8 +31,13 @@ def enter(session: Session | AsyncSession) -> None:
 
 
 def leave(session: Session | AsyncSession) -> None:
-    """Undo the matching `enter`. Raises RuntimeError if the `with` blocks are not nested."""
+    """Undo the latest `enter` of this session, wherever it stands.
+
+    Blocks need not be nested: generators are read in turns, and frameworks end a block in another
+    context than the one they began it in. There nothing is left to undo.
+    """
     entered = _entered.get()
-    if not entered or entered[-1] is not session:
-        raise RuntimeError(f"session {session.id!r} is left where it is not the current one")
-    _entered.set(entered[:-1])
+    for position in range(len(entered) - 1, -1, -1):
+        if entered[position] is session:
+            _entered.set(entered[:position] + entered[position + 1 :])
+            return

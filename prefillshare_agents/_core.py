@@ -2,43 +2,99 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Literal, Self
 from urllib.parse import quote
 
 import openai
 from openai.types.chat import ChatCompletion
 
-from ._identity import SESSION_HEADER, check_session_id, names_session, new_session_id
+from . import _prefix_watch
+from ._errors import AnswerError
+from ._identity import (
+    PARENT_HEADER,
+    SESSION_HEADER,
+    check_session_id,
+    names_session,
+    new_session_id,
+)
+from ._limits import Budget, ContextWindow, Room, capped, most_tokens, wanted
 from ._records import CallRecord, SessionUsage
-from ._transcript import Message, Transcript, answer_of
+from ._saved import SavedSession
+from ._transcript import (
+    Checkpoint,
+    Message,
+    Place,
+    Transcript,
+    answer_of,
+    speakers_shown,
+    without_speakers,
+)
+
+Mode = Literal["share", "isolate"]
+Tools = Iterable[Mapping[str, Any]] | openai.NotGiven | openai.Omit
+
+MODE_HEADER = "X-PrefillShare-Mode"
+
+HINT: dict[str, Any] = {"max_retries": 0, "timeout": 10.0}
+"""Request options of what only saves time: better not done than waited for."""
+
+logger = logging.getLogger("prefillshare_agents")
 
 
 class SessionCore:
     """Id, context and call records of a session."""
 
-    def __init__(self, id: str | None, messages: Iterable[Message]) -> None:
+    def __init__(
+        self,
+        id: str | None,
+        messages: Iterable[Message],
+        *,
+        mode: Mode = "share",
+        speakers: bool = True,
+        prefill: bool = False,
+        token_budget: int | None = None,
+        context_window: ContextWindow = "auto",
+    ) -> None:
+        if mode not in ("share", "isolate"):
+            raise ValueError(f"mode is {mode!r}; give 'share' or 'isolate'")
         self.id = new_session_id() if id is None else check_session_id(id)
+        self.mode = mode
+        self.parent_id: str | None = None
+        """Id of the session that this one is a fork of."""
+        self._parent: SessionCore | None = None
+        self._options: dict[str, Any] = {
+            "mode": mode,
+            "speakers": speakers,
+            "prefill": prefill,
+            "token_budget": token_budget,
+            "context_window": context_window,
+        }
+        self._budget = Budget(token_budget)
+        self._room = Room(context_window)
         self._transcript = Transcript()
         self._transcript.append(messages)
         self._lock = threading.Lock()
         self._calls: list[CallRecord] = []
+        self._merged: set[str] = set()
+        self._owns_client = False
         self._closed = False  # takes no more chats
         self._ended = False  # on the server; a close that failed leaves this to be tried again
 
-    def append(self, *messages: Message) -> None:
-        """Add messages to the context; it only ever grows.
-
-        Takes dictionaries of the OpenAI API or message objects of a response. Raises ValueError
-        naming the message that cannot stand where it would: an unknown role, a system message at
-        the start, a malformed tool call, a tool result without its call. Then none is added.
-        """
-        self._transcript.append(messages)
+    @property
+    def headers(self) -> dict[str, str]:
+        """What each request of the session carries beside its id: its parent, its mode."""
+        parent = {PARENT_HEADER: self.parent_id} if self.parent_id else {}
+        return {**parent, **({MODE_HEADER: self.mode} if self.mode != "share" else {})}
 
     @property
     def messages(self) -> tuple[dict[str, Any], ...]:
-        """The context so far. A copy: what has been sent cannot be edited."""
+        """The context so far. A copy: what has been sent cannot be edited.
+
+        An answer's `name` is the role that gave it.
+        """
         return tuple(self._transcript.snapshot())
 
     @property
@@ -53,56 +109,151 @@ class SessionCore:
         return SessionUsage.of(self.calls)
 
     def record(self, call: CallRecord) -> None:
-        """Count a call that was made outside `chat`."""
+        """Count a call that was made outside `chat`, also in the token budget."""
         with self._lock:
             self._calls.append(call)
+        self._budget.spend(call.prompt_tokens + call.completion_tokens)
+
+    def checkpoint(self) -> Checkpoint:
+        """Return the present place in the context, for `restore`."""
+        return self._transcript.checkpoint(self.id)
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Go back to an earlier place: what was added to the context since is taken back.
+
+        The prefix up to there stays prefilled; calls that were made stay counted, and those that
+        run do not join with answers to what is gone. Raises ValueError for a checkpoint of
+        another session, or one that was taken back itself.
+        """
+        if checkpoint.session_id != self.id:
+            raise ValueError(
+                f"the checkpoint is one of session {checkpoint.session_id!r}, not of {self.id!r}"
+            )
+        self._transcript.cut(checkpoint)
+        _prefix_watch.forget(self.id, but=self.messages)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id!r}, {len(self.calls)} calls>"
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            f"session {self.id!r} has a connection and cannot be pickled or copied; "
+            "use save(path) and load(path), or fork()"
+        )
 
     @property
     def _path(self) -> str:
         return f"/sessions/{quote(self.id, safe='')}"
 
+    def _require_open(self) -> None:
+        if self._closed:
+            raise RuntimeError(f"session {self.id!r} is closed; make a new Session")
+
+    def _require_client(self, client: object) -> None:
+        """Raise RuntimeError if there is no client, or the one there was is closed."""
+        if client is None:
+            raise RuntimeError(f"session {self.id!r} has no client; give client= or base_url=")
+        owner: SessionCore | None = self
+        while owner is not None:
+            if owner._ended and owner._owns_client:
+                raise RuntimeError(
+                    f"session {owner.id!r} is closed, and its client with it; ask before close()"
+                )
+            owner = owner._parent
+
     def _request(
         self,
         role: str,
         instructions: str | None,
-        tools: Iterable[Mapping[str, Any]] | None,
+        tools: Tools | None,
         options: Mapping[str, Any],
-    ) -> dict[str, Any]:
-        """Return the arguments of `chat.completions.create` for one call.
+    ) -> tuple[dict[str, Any], Place]:
+        """Return the arguments of `chat.completions.create` for one call, and its place.
 
         Raises RuntimeError on a closed session, ValueError for what a session cannot do.
         """
-        if self._closed:
-            raise RuntimeError(f"session {self.id!r} is closed; make a new Session")
+        self._require_open()
         for name in options.keys() & {"model", "messages"}:
             raise ValueError(f"{name}= comes from the session; use the role and append(...)")
         if (options.get("n") or 1) != 1:
             raise ValueError("n= must be 1: the context takes one answer per call")
         if "session_id" in (options.get("extra_body") or {}):
             raise ValueError("extra_body names a session_id; make Session(id) to choose the id")
-        context = self._transcript.to_answer()
+        context, place = self._transcript.to_answer()
+        if not (self._options["speakers"] and speakers_shown(context, role)):
+            context = without_speakers(context)
         # The leading system message is the role's own and no part of the context: the server
         # moves it behind the conversation, so that all roles share the prefix before it.
         head = [] if instructions is None else [{"role": "system", "content": instructions}]
         request = {**options, "model": role, "messages": head + context}
-        if tools is not None:
+        if not (tools is None or isinstance(tools, openai.NotGiven | openai.Omit)):
             request["tools"] = list(tools)
         headers = options.get("extra_headers") or {}
         if not names_session(headers):
-            request["extra_headers"] = {**headers, SESSION_HEADER: self.id}
+            request["extra_headers"] = {**self.headers, **headers, SESSION_HEADER: self.id}
         if options.get("stream"):
             request.setdefault("stream_options", {"include_usage": True})
-        return request
+        return request, place
 
-    def _finish(self, message: Mapping[str, Any], call: CallRecord) -> None:
-        """Let an answer join the context and count its call."""
-        self._transcript.append([message])
+    def _prefills_ahead(self, wanted: bool | None) -> bool:
+        """Whether what is appended is prefilled at once; isolated roles have no common cache."""
+        return self.mode == "share" and (self._options["prefill"] if wanted is None else wanted)
+
+    def _context(self) -> list[dict[str, Any]]:
+        """Return the context as a prefill ahead sends it. Raises ValueError if it is empty."""
+        self._require_open()
+        context = without_speakers(self._transcript.settled())
+        if not context:
+            raise ValueError("the context is empty; append(...) a message first")
+        return context
+
+    def _admit(
+        self, role: str, request: Mapping[str, Any], prompt: int | None
+    ) -> tuple[dict[str, Any], int]:
+        """Return the request to send, and the tokens set aside for it in the budget.
+
+        `prompt`: its tokens as the server counted them; None where that was not needed, or not
+        possible. Raises ContextWindowError or TokenBudgetError if there is no room.
+        """
+        if prompt is not None:
+            self._room.require(role, request, prompt)
+        if self._budget.limit is None:
+            return dict(request), 0
+        if prompt is None:
+            # What may be too long was to be counted; if that failed, the server has to judge.
+            most = most_tokens(request)
+            prompt = most if most + wanted(request) <= self._budget.left else 0
+        request = capped(request, self._budget, prompt)
+        tokens = prompt + wanted(request)
+        self._budget.reserve(role, tokens)
+        return request, tokens
+
+    def _cannot_count(self, error: openai.OpenAIError) -> None:
+        """Take note that the server counts no tokens, if that is what the error says."""
+        if isinstance(error, openai.NotFoundError) and self._room.countable:
+            self._room.countable = False
+            logger.warning(
+                "session %r: the server has no /tokenize, so calls are sent without knowing "
+                "whether they fit the context window",
+                self.id,
+            )
+
+    def _finish(self, place: Place, message: Mapping[str, Any], call: CallRecord) -> None:
+        """Count a call and let its answer join the context.
+
+        Raises AnswerError for an answer that cannot stand there; the call is counted then too.
+        """
         self.record(call)
+        try:
+            self._transcript.join({**message, "name": call.role}, place)
+        except ValueError as error:
+            raise AnswerError(
+                f"the answer of role {call.role!r} cannot join the context: {error}", dict(message)
+            ) from error
 
-    def _finish_completion(self, role: str, completion: ChatCompletion, wall_s: float) -> None:
+    def _finish_completion(
+        self, place: Place, role: str, completion: ChatCompletion, wall_s: float
+    ) -> None:
         choice = completion.choices[0]
         call = CallRecord.of(
             role,
@@ -111,7 +262,62 @@ class SessionCore:
             finish_reason=choice.finish_reason,
             wall_s=wall_s,
         )
-        self._finish(answer_of(choice.message.to_dict()), call)
+        self._finish(place, answer_of(choice.message.to_dict()), call)
+
+    def _become_fork_of(self, parent: SessionCore) -> None:
+        if self.id == parent.id:
+            raise ValueError(f"the fork has the id of its parent, {self.id!r}; give another one")
+        self.parent_id = parent.id
+        self._parent = parent
+        self._budget = parent._budget
+
+    def _take(self, branch: SessionCore, summary: str | Message | None) -> None:
+        """Add a branch's summary to the context, and its calls to those counted."""
+        if branch.parent_id != self.id:
+            raise ValueError(f"session {branch.id!r} is not a fork of {self.id!r}")
+        if branch.id in self._merged:
+            return  # Its end on the server failed, and is tried again.
+        if summary is None:
+            summary = branch._transcript.last_answer()
+            if summary is None:
+                raise ValueError(
+                    f"session {branch.id!r} has no answer with text to take over; give summary="
+                )
+        if isinstance(summary, str):
+            summary = {"role": "user", "content": summary}
+        self._transcript.append([summary])
+        self._merged.add(branch.id)
+        with self._lock:
+            self._calls += branch.calls
+
+    def _saved(self) -> SavedSession:
+        return SavedSession(
+            id=self.id,
+            parent_id=self.parent_id,
+            options=self._options,
+            messages=self._transcript.snapshot(),
+            calls=list(self.calls),
+        )
+
+    def _resume(self, saved: SavedSession) -> Self:
+        self.parent_id = saved.parent_id
+        for call in saved.calls:
+            self.record(call)
+        return self
+
+
+def token_count_request(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the body of `POST /tokenize` for a chat request."""
+    body = {name: request[name] for name in ("model", "messages", "tools") if name in request}
+    extra = request.get("extra_body") or {}
+    kwargs = extra.get("chat_template_kwargs")
+    return body if kwargs is None else {**body, "chat_template_kwargs": kwargs}
+
+
+def server_url(client: openai.OpenAI | openai.AsyncOpenAI, path: str) -> str:
+    """Return the address of `path` beside `/v1` on the client's server, where vLLM has it."""
+    base = str(client.base_url).rstrip("/")
+    return base.removesuffix("/v1") + path
 
 
 def check_client(client: openai.OpenAI | openai.AsyncOpenAI) -> None:

@@ -7,6 +7,9 @@ from collections.abc import Mapping
 SESSION_HEADER = "X-Session-ID"
 """The header every tagged request carries; the server pins one prefill worker to its value."""
 
+PARENT_HEADER = "X-Parent-Session-ID"
+"""The header by which a fork starts on the prefill worker that holds what it shares."""
+
 _SESSION_HEADERS = frozenset({"x-session-id", "x-prefillshare-session", "x-session-affinity"})
 _MAX_LENGTH = 255
 
@@ -54,4 +57,10 @@ def names_session(headers: Mapping[str, object]) -> bool:
 def session_named_in(headers: Mapping[str, object]) -> str | None:
     """Return the session id that `headers` name; None if they name none or say `Omit()`."""
     named = (value for name, value in headers.items() if name.lower() in _SESSION_HEADERS)
+    return next((value for value in named if isinstance(value, str)), None)
+
+
+def parent_named_in(headers: Mapping[str, object]) -> str | None:
+    """Return the id of the parent session that `headers` name, or None."""
+    named = (value for name, value in headers.items() if name.lower() == PARENT_HEADER.lower())
     return next((value for value in named if isinstance(value, str)), None)

@@ -25,6 +25,9 @@ class CallRecord:
     handoff_bytes: int
     """KV moved from the prefill worker to the decode worker."""
     completion_tokens: int
+    per_model_prefill_tokens: int | None = None
+    """Prompt tokens that a prefill per role would have computed for this call; None if the server
+    does not say."""
     decode_prompt_tokens_computed: int = 0
     """Prompt tokens the decode worker processed itself: the last one, by design."""
     affinity: str | None = None
@@ -34,8 +37,8 @@ class CallRecord:
     decode_worker: str | None = None
     finish_reason: str | None = None
     prefix_break: Mapping[str, Any] | None = None
-    """`{"token_index", "lost_tokens"}` where the prompt left the session's prefix, if it did: the
-    leading tokens still shared, and the tokens of the session's latest context behind them."""
+    """Where and why the prompt left the session's prefix, if it did: `token_index` (leading tokens
+    still shared), `lost_tokens` (of the session's latest context behind them), `cause`, `fix`."""
     ttft_s: float | None = None
     """Seconds from sending to the first generated text, at the client; None if not streamed."""
     wall_s: float
@@ -68,6 +71,7 @@ class CallRecord:
             computed_tokens=_first(extra.get("computed_tokens"), prompt - cached),
             handoff_bytes=extra.get("handoff_bytes") or 0,
             completion_tokens=usage.get("completion_tokens") or 0,
+            per_model_prefill_tokens=extra.get("per_model_prefill_tokens"),
             decode_prompt_tokens_computed=extra.get("decode_prompt_tokens_computed") or 0,
             affinity=extra.get("affinity"),
             prefill_worker=extra.get("prefill_worker"),
@@ -83,6 +87,12 @@ def _first(*values: int | None) -> int:
     return next(value for value in values if value is not None)
 
 
+def _counted(call: CallRecord, name: str) -> int:
+    value: int | None = getattr(call, name)
+    # A server that does not compare saved nothing that anyone knows of.
+    return call.computed_tokens if value is None else value
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleUsage:
     """Summed token and byte counts of some calls."""
@@ -93,6 +103,16 @@ class RoleUsage:
     computed_tokens: int = 0
     handoff_bytes: int = 0
     completion_tokens: int = 0
+    per_model_prefill_tokens: int = 0
+    """What a prefill per role would have computed for these calls."""
+
+    @property
+    def saved_tokens(self) -> int:
+        """Prompt tokens that sharing spared: those of a prefill per role, less those computed.
+
+        Below 0 where calls left the session's prefix or its KV blocks were evicted.
+        """
+        return self.per_model_prefill_tokens - self.computed_tokens
 
     @classmethod
     def of(cls, calls: Iterable[CallRecord]) -> RoleUsage:
@@ -100,13 +120,16 @@ class RoleUsage:
         summed = (item.name for item in fields(cls) if item.name != "calls")
         return cls(
             calls=len(calls),
-            **{name: sum(getattr(call, name) for call in calls) for name in summed},
+            **{name: sum(_counted(call, name) for call in calls) for name in summed},
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionUsage(RoleUsage):
-    """A session's counts so far, in total and per role. `rich.print(usage)` shows a table."""
+    """A session's counts so far, in total and per role.
+
+    `rich.print(usage)` shows a table, and so does a notebook.
+    """
 
     roles: Mapping[str, RoleUsage] = field(default_factory=dict)
 
@@ -126,6 +149,9 @@ class SessionUsage(RoleUsage):
 
         return usage_table(self)
 
+    def _repr_mimebundle_(self, **options: Any) -> dict[str, str]:
+        return self.__rich__()._repr_mimebundle_(**{"include": [], "exclude": [], **options})
+
 
 class SessionTotals(BaseModel):
     """The server's own ledger of a session (`GET /v1/sessions/{id}`), whichever client called."""
@@ -140,3 +166,19 @@ class SessionTotals(BaseModel):
     generated_tokens: int
     per_model_prefill_tokens: int
     """What one prefill per role would have computed: for each role its own first-seen tokens."""
+    prefills_ahead: int = 0
+    """Prefills that were asked for before a call needed them."""
+
+
+class PrefillAhead(BaseModel):
+    """A prefill that a session asked for before its next call (`POST /v1/sessions/{id}/prefill`).
+
+    The token counts are None unless the prefill was waited for.
+    """
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    prefill_worker: str | None = None
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    computed_tokens: int | None = None

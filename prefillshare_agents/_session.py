@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from typing import Any, Literal, Self, overload
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 import openai
 from openai.types.chat import ChatCompletion
 
-from . import _context
-from ._client import AsyncOpenAI, OpenAI
-from ._core import SessionCore, check_client
-from ._records import SessionTotals
-from ._stream import AsyncChatStream, ChatStream, StreamedAnswer
+from . import _context, _prefix_watch, _saved
+from ._client import OpenAI
+from ._core import (
+    HINT,
+    Mode,
+    SessionCore,
+    Tools,
+    check_client,
+    logger,
+    server_url,
+    token_count_request,
+)
+from ._identity import SESSION_HEADER
+from ._limits import ContextWindow
+from ._records import PrefillAhead, SessionTotals
+from ._stream import ChatStream, StreamedAnswer
 from ._transcript import Message
 
-Tools = Iterable[Mapping[str, Any]]
+if TYPE_CHECKING:
+    from prefillshare_prefix import Report
 
 
 class Session(SessionCore):
@@ -42,13 +56,33 @@ class Session(SessionCore):
         base_url: str | None = None,
         api_key: str = "local",
         messages: Iterable[Message] = (),
+        mode: Mode = "share",
+        speakers: bool = True,
+        prefill: bool = False,
+        token_budget: int | None = None,
+        context_window: ContextWindow = "auto",
     ) -> None:
         """Make a session, or join the one that has this `id` on the server.
 
         Calls go through `client`, or through an own one to `base_url`; a session without either
         can only be entered with `with`.
+
+        `mode`: with "isolate" every role prefills for itself, to measure what sharing brings.
+        `speakers`: tell a role which of the answers in the context are other roles'. The server
+        writes it behind the conversation; False for roles that were trained without it.
+        `prefill`: let the server prefill what is appended at once, before a role is called.
+        `token_budget`: most prompt and completion tokens of all calls together.
+        `context_window`: most tokens of one call; "auto" takes the server's own limit.
         """
-        super().__init__(id, messages)
+        super().__init__(
+            id,
+            messages,
+            mode=mode,
+            speakers=speakers,
+            prefill=prefill,
+            token_budget=token_budget,
+            context_window=context_window,
+        )
         self._client = client
         self._owns_client = client is None and base_url is not None
         if client is not None:
@@ -57,6 +91,51 @@ class Session(SessionCore):
             check_client(client)
         elif base_url is not None:
             self._client = OpenAI(base_url=base_url, api_key=api_key)
+
+    def append(self, *messages: Message, prefill: bool | None = None) -> None:
+        """Add messages to the context; it only ever grows.
+
+        Takes dictionaries of the OpenAI API or message objects of a response. Raises ValueError
+        naming the message that cannot stand where it would: an unknown role, a system message at
+        the start, a malformed tool call, a tool result without its call. Then none is added.
+
+        With `prefill` (default: the session's) the server starts at once to prefill what was
+        added. That only saves time: if it cannot be done, a log message says so and the next call
+        does it.
+        """
+        ahead = self._prefills_ahead(prefill)
+        if ahead:
+            self._connected()  # Raises before anything is added.
+        self._transcript.append(messages)
+        if ahead:
+            self._prefill_quietly()
+
+    def _prefill_quietly(self) -> None:
+        try:
+            self._prefill(self._context(), wait=False, **HINT)
+        except (openai.OpenAIError, ValueError) as error:
+            logger.warning("session %r: prefill ahead failed: %s", self.id, error)
+
+    def prefill(self, *, wait: bool = False) -> PrefillAhead:
+        """Let the server prefill the context before a role is called, a tool result for example.
+
+        Returns when the server has begun, or with `wait` when it is done; a call that comes
+        meanwhile waits for it there. Raises what openai's client raises.
+        """
+        return self._prefill(self._context(), wait=wait)
+
+    def _prefill(
+        self, context: list[dict[str, Any]], *, wait: bool, **request_options: Any
+    ) -> PrefillAhead:
+        headers = {**self.headers, SESSION_HEADER: self.id}
+        options: Any = {"headers": headers, **request_options}
+        answer = self._connected().post(
+            f"{self._path}/prefill",
+            body={"messages": context, "wait": wait},
+            cast_to=object,
+            options=options,
+        )
+        return PrefillAhead.model_validate(answer)
 
     @overload
     def chat(
@@ -80,6 +159,17 @@ class Session(SessionCore):
         stream: Literal[True],
         **options: Any,
     ) -> ChatStream: ...
+    @overload
+    def chat(
+        self,
+        role: str,
+        /,
+        *,
+        instructions: str | None = None,
+        tools: Tools | None = None,
+        stream: bool,
+        **options: Any,
+    ) -> ChatCompletion | ChatStream: ...
     def chat(
         self,
         role: str,
@@ -94,21 +184,111 @@ class Session(SessionCore):
 
         `instructions` and `tools` are for this call only and never become part of the context.
         Other options are those of `chat.completions.create`. With `stream=True` the answer joins
-        when the stream has been read to its end. Raises what openai's client raises; then the
-        context is as before.
+        when the stream has been read to its end. Raises ContextWindowError or TokenBudgetError
+        before sending a call that has no room, and what openai's client raises; then the context
+        is as before.
         """
-        request = self._request(role, instructions, tools, {**options, "stream": stream})
+        request, place = self._request(role, instructions, tools, {**options, "stream": stream})
+        request, aside = self._admit(role, request, self._tokens_of(request))
         started = time.perf_counter()
+        try:
+            source: Any = self._connected().chat.completions.create(**request)
+        except BaseException:
+            self._budget.release(aside)
+            raise
         if stream:
-            source = self._connected().chat.completions.create(**request)
-            return ChatStream(source, StreamedAnswer(role, started), self._finish)
-        completion: ChatCompletion = self._connected().chat.completions.create(**request)
-        self._finish_completion(role, completion, time.perf_counter() - started)
+            return ChatStream(
+                source,
+                StreamedAnswer(role, started),
+                finish=partial(self._finish, place),
+                over=partial(self._budget.release, aside),
+            )
+        completion: ChatCompletion = source
+        self._budget.release(aside)
+        self._finish_completion(place, role, completion, time.perf_counter() - started)
         return completion
+
+    def count_tokens(
+        self,
+        role: str,
+        /,
+        *,
+        instructions: str | None = None,
+        tools: Tools | None = None,
+        **options: Any,
+    ) -> int:
+        """Return how many prompt tokens `chat` with these arguments would have."""
+        request, _ = self._request(role, instructions, tools, options)
+        return self._counted(request)
+
+    def _counted(self, request: Mapping[str, Any]) -> int:
+        answer: Any = self._connected().post(
+            server_url(self._connected(), "/tokenize"),
+            body=token_count_request(request),
+            cast_to=object,
+            options={"headers": request.get("extra_headers") or {}},
+        )
+        self._room.counted(answer.get("max_model_len"))
+        return int(answer["count"])
+
+    def _tokens_of(self, request: Mapping[str, Any]) -> int | None:
+        """The prompt tokens of a request that may be too long; None for others."""
+        if not self._room.needs_count(request, self._budget):
+            return None
+        try:
+            return self._counted(request)
+        except openai.APIError as error:
+            # The call itself may work, and says better what is wrong with it if not.
+            self._cannot_count(error)
+            return None
+
+    def fork(self, id: str | None = None) -> Session:
+        """Return a session that starts from this one's context and goes its own way.
+
+        Both share the prefill of what they have in common. It uses this session's client.
+        """
+        branch = Session(id, client=self._client, messages=self.messages, **self._options)
+        branch._become_fork_of(self)
+        return branch
+
+    def merge(self, branch: Session, summary: str | Message | None = None) -> None:
+        """Take over the result of a fork and end it.
+
+        `summary` is appended to this context, a string as a user message; by default it is the
+        branch's last answer. The branch's calls count here from now on. Raises ValueError if
+        `branch` is no fork of this session or has no answer.
+        """
+        self._take(branch, summary)
+        branch.close()
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write id, context and call records to a JSON file. Raises OSError."""
+        _saved.write(self._saved(), path)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], **options: Any) -> Self:
+        """Return the session that `save` wrote; `options` are those of the constructor.
+
+        While the server still has the session, its prefilled context is found again. Raises
+        OSError, or ValueError for a file that is no saved session.
+        """
+        saved = _saved.read(path)
+        options = {**saved.options, **options}
+        return cls(saved.id, messages=saved.messages, **options)._resume(saved)
 
     def totals(self) -> SessionTotals:
         """Ask the server for its ledger. Raises openai.NotFoundError before the first call."""
         return SessionTotals.model_validate(self._connected().get(self._path, cast_to=object))
+
+    def explain(self) -> Report:
+        """Ask the server where consecutive prompts of this session stopped sharing, and why.
+
+        `rich.print(session.explain())` shows it. Raises openai.NotFoundError before the first call.
+        """
+        from prefillshare_prefix import Report
+
+        answer: Any = self._connected().get(f"{self._path}/calls", cast_to=object)
+        return Report.of_calls(answer["data"])
 
     def close(self) -> None:
         """End the session on the server, freeing what it holds there. Does nothing if ended.
@@ -124,14 +304,11 @@ class Session(SessionCore):
             if self._owns_client:
                 self._client.close()
         self._ended = True
+        _prefix_watch.forget(self.id)
 
     def _connected(self) -> openai.OpenAI:
-        if self._client is None:
-            raise RuntimeError(f"session {self.id!r} has no client; give client= or base_url=")
-        if self._ended and self._owns_client:
-            raise RuntimeError(
-                f"session {self.id!r} is closed, and its client with it; ask before close()"
-            )
+        self._require_client(self._client)
+        assert self._client is not None
         return self._client
 
     def __enter__(self) -> Self:
@@ -139,104 +316,4 @@ class Session(SessionCore):
         return self
 
     def __exit__(self, *_: object) -> None:
-        _context.leave(self)
-
-
-class AsyncSession(SessionCore):
-    """The async twin of `Session`: `await session.chat(...)`, `async with session:`."""
-
-    def __init__(
-        self,
-        id: str | None = None,
-        *,
-        client: openai.AsyncOpenAI | None = None,
-        base_url: str | None = None,
-        api_key: str = "local",
-        messages: Iterable[Message] = (),
-    ) -> None:
-        super().__init__(id, messages)
-        self._client = client
-        self._owns_client = client is None and base_url is not None
-        if client is not None:
-            if base_url is not None:
-                raise ValueError("give client= or base_url=, not both")
-            check_client(client)
-        elif base_url is not None:
-            self._client = AsyncOpenAI(base_url=base_url, api_key=api_key)
-
-    @overload
-    async def chat(
-        self,
-        role: str,
-        /,
-        *,
-        instructions: str | None = None,
-        tools: Tools | None = None,
-        stream: Literal[False] = False,
-        **options: Any,
-    ) -> ChatCompletion: ...
-    @overload
-    async def chat(
-        self,
-        role: str,
-        /,
-        *,
-        instructions: str | None = None,
-        tools: Tools | None = None,
-        stream: Literal[True],
-        **options: Any,
-    ) -> AsyncChatStream: ...
-    async def chat(
-        self,
-        role: str,
-        /,
-        *,
-        instructions: str | None = None,
-        tools: Tools | None = None,
-        stream: bool = False,
-        **options: Any,
-    ) -> ChatCompletion | AsyncChatStream:
-        """Let `role` answer the context; see `Session.chat`."""
-        request = self._request(role, instructions, tools, {**options, "stream": stream})
-        started = time.perf_counter()
-        if stream:
-            source = await self._connected().chat.completions.create(**request)
-            return AsyncChatStream(source, StreamedAnswer(role, started), self._finish)
-        completion: ChatCompletion = await self._connected().chat.completions.create(**request)
-        self._finish_completion(role, completion, time.perf_counter() - started)
-        return completion
-
-    async def totals(self) -> SessionTotals:
-        """Ask the server for its ledger. Raises openai.NotFoundError before the first call."""
-        return SessionTotals.model_validate(await self._connected().get(self._path, cast_to=object))
-
-    async def close(self) -> None:
-        """End the session on the server, freeing what it holds there. Does nothing if ended.
-
-        Raises what openai's client raises; then it takes no more chats but can be closed again.
-        """
-        if self._ended:
-            return
-        self._closed = True
-        if self._client is not None:
-            with suppress(openai.NotFoundError):  # never used, or already expired there
-                await self._client.delete(self._path, cast_to=object)
-            if self._owns_client:
-                await self._client.close()
-        self._ended = True
-
-    def _connected(self) -> openai.AsyncOpenAI:
-        if self._client is None:
-            raise RuntimeError(f"session {self.id!r} has no client; give client= or base_url=")
-        if self._ended and self._owns_client:
-            raise RuntimeError(
-                f"session {self.id!r} is closed, and its client with it; ask before close()"
-            )
-        return self._client
-
-    async def __aenter__(self) -> Self:
-        _context.enter(self)
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
         _context.leave(self)

@@ -96,12 +96,21 @@ class ChatStream:
         self,
         source: Stream[ChatCompletionChunk],
         answer: StreamedAnswer,
+        *,
         finish: Callable[[dict[str, Any], CallRecord], None],
+        over: Callable[[], None],
     ) -> None:
+        """`finish` gets the whole answer, `over` is called once when no more of it will come."""
         self._source = source
         self._answer = answer
         self._finish = finish
+        self._over = over
         self._finished = False
+
+    def _end(self) -> None:
+        if not self._finished:
+            self._finished = True
+            self._over()
 
     def __iter__(self) -> Self:
         return self
@@ -112,15 +121,18 @@ class ChatStream:
         try:
             chunk = next(self._source)
         except StopIteration:
-            self._finished = True
+            self._end()
             self._finish(self._answer.message(), self._answer.record())
+            raise
+        except BaseException:
+            self._end()
             raise
         self._answer.add(chunk)
         return chunk
 
     def close(self) -> None:
         """Stop the generation and free the connection."""
-        self._finished = True
+        self._end()
         self._source.close()
 
     def __enter__(self) -> Self:
@@ -137,12 +149,21 @@ class AsyncChatStream:
         self,
         source: AsyncStream[ChatCompletionChunk],
         answer: StreamedAnswer,
+        *,
         finish: Callable[[dict[str, Any], CallRecord], None],
+        over: Callable[[], None],
     ) -> None:
+        """`finish` gets the whole answer, `over` is called once when no more of it will come."""
         self._source = source
         self._answer = answer
         self._finish = finish
+        self._over = over
         self._finished = False
+
+    def _end(self) -> None:
+        if not self._finished:
+            self._finished = True
+            self._over()
 
     def __aiter__(self) -> Self:
         return self
@@ -153,15 +174,18 @@ class AsyncChatStream:
         try:
             chunk = await anext(self._source)
         except StopAsyncIteration:
-            self._finished = True
+            self._end()
             self._finish(self._answer.message(), self._answer.record())
+            raise
+        except BaseException:
+            self._end()
             raise
         self._answer.add(chunk)
         return chunk
 
     async def close(self) -> None:
         """Stop the generation and free the connection."""
-        self._finished = True
+        self._end()
         await self._source.close()
 
     async def __aenter__(self) -> Self:

@@ -6,9 +6,14 @@ from ._records import RoleUsage, SessionUsage
 
 
 def usage_table(usage: SessionUsage) -> Table:
-    table = Table(title="Session usage", title_justify="left")
+    table = Table(
+        title="Session usage, in tokens",
+        title_justify="left",
+        caption="saved: what a prefill per role would have computed beyond these",
+        caption_justify="left",
+    )
     table.add_column("role")
-    for name in ("calls", "prompt", "cached", "computed", "handed off", "generated"):
+    for name in ("calls", "prompt", "cached", "computed", "saved", "handed off", "generated"):
         table.add_column(name, justify="right")
     for role, part in usage.roles.items():
         table.add_row(role, *_cells(part))
@@ -23,6 +28,7 @@ def _cells(usage: RoleUsage) -> tuple[str, ...]:
         f"{usage.prompt_tokens:,}",
         f"{usage.cached_tokens:,}",
         f"{usage.computed_tokens:,}",
+        f"{usage.saved_tokens:,}",
         megabytes(usage.handoff_bytes),
         f"{usage.completion_tokens:,}",
     )

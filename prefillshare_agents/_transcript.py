@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import copy
+import hashlib
+import json
 import threading
 from collections.abc import Iterable, Mapping
-from typing import Any, TypeAlias
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
 
 import openai
 
@@ -15,33 +18,106 @@ Message: TypeAlias = Mapping[str, Any] | openai.BaseModel
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A place in a session's context to come back to."""
+
+    session_id: str
+    length: int
+    """Messages of the context before it."""
+    digest: str
+    """Of these messages: a place that was taken back is not found again by its number."""
+
+
+class Place(NamedTuple):
+    """Where a call began: its answer joins only while the messages it answers are there."""
+
+    length: int
+    cuts: int
+
+
 class Transcript:
-    """Chat messages that can be added to but never changed. Safe to use from several threads."""
+    """Chat messages that can be added to but never changed. Safe to use from several threads.
+
+    An assistant message may have a `name`: the role that wrote it.
+    """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._messages: list[dict[str, Any]] = []
         self._unanswered: set[str] = set()  # ids of tool calls without a result yet
+        self._cuts: list[int] = []  # lengths that were gone back to
 
     def append(self, messages: Iterable[Message]) -> None:
-        """Add all `messages` or, if one is refused with ValueError or TypeError, none."""
+        """Add all `messages` or, if one is refused with ValueError or TypeError, none.
+
+        A tool's result goes behind its call, also where another role's answer has come between:
+        nothing can be sent while a call is without its result, so what was sent stays as it was.
+        """
         new = [_as_dict(message) for message in messages]
         with self._lock:
-            position = len(self._messages)
+            grown = list(self._messages)
             unanswered = set(self._unanswered)
-            for offset, message in enumerate(new):
-                _check(message, position + offset, unanswered)
-            self._messages += new
-            self._unanswered = unanswered
+            for message in new:
+                _check(message, len(grown), unanswered)
+                grown.insert(_position(grown, message), message)
+            self._messages, self._unanswered = grown, unanswered
+
+    def join(self, answer: Mapping[str, Any], place: Place) -> None:
+        """Add the answer of a call that began at `place`, unless that was taken back since.
+
+        Raises ValueError like `append`.
+        """
+        with self._lock:
+            if not any(length < place.length for length in self._cuts[place.cuts :]):
+                self.append([answer])
 
     def snapshot(self) -> list[dict[str, Any]]:
         """Return a deep copy: editing it cannot change what the server has already prefilled."""
         with self._lock:
             return copy.deepcopy(self._messages)
 
-    def to_answer(self) -> list[dict[str, Any]]:
-        """Return a deep copy for a model to answer. Raises ValueError if there is no turn for it:
-        the context is empty, or tool calls are without results."""
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    def checkpoint(self, session_id: str) -> Checkpoint:
+        """Return the present end of the context."""
+        with self._lock:
+            return Checkpoint(session_id, len(self._messages), _digest(self._messages))
+
+    def cut(self, checkpoint: Checkpoint) -> None:
+        """Take back what stands behind a place. Raises ValueError if that is gone itself."""
+        with self._lock:
+            kept = self._messages[: checkpoint.length]
+            if len(kept) < checkpoint.length or _digest(kept) != checkpoint.digest:
+                raise ValueError(
+                    f"the context no longer has the {checkpoint.length} messages of the "
+                    "checkpoint: they were taken back; restore an earlier one"
+                )
+            unanswered: set[str] = set()
+            for position, message in enumerate(kept):
+                _check(message, position, unanswered)
+            self._messages, self._unanswered = kept, unanswered
+            self._cuts.append(checkpoint.length)
+
+    def last_answer(self) -> str | None:
+        """Return the text of the last assistant message that has one."""
+        with self._lock:
+            texts = (m.get("content") for m in reversed(self._messages) if m["role"] == "assistant")
+            return next((text for text in texts if isinstance(text, str) and text), None)
+
+    def settled(self) -> list[dict[str, Any]]:
+        """Return a deep copy of what no later message can stand before: up to an open tool call."""
+        with self._lock:
+            open_at = (i for i, m in enumerate(self._messages) if _calls_of(m) & self._unanswered)
+            return copy.deepcopy(self._messages[: next(open_at, len(self._messages))])
+
+    def to_answer(self) -> tuple[list[dict[str, Any]], Place]:
+        """Return a deep copy for a model to answer, and its place.
+
+        Raises ValueError if there is no turn for a model: the context is empty, or tool calls are
+        without results.
+        """
         with self._lock:
             if not self._messages:
                 raise ValueError("the context is empty; append(...) a user message first")
@@ -50,7 +126,43 @@ class Transcript:
                     f"tool calls without a result: {', '.join(sorted(self._unanswered))}; "
                     "append(...) the tool results first"
                 )
-            return copy.deepcopy(self._messages)
+            place = Place(len(self._messages), len(self._cuts))
+            return copy.deepcopy(self._messages), place
+
+
+def _position(messages: list[dict[str, Any]], message: Mapping[str, Any]) -> int:
+    """Where `message` goes: a tool's result behind its call and the results there, else last."""
+    if message["role"] != "tool":
+        return len(messages)
+    answers = message["tool_call_id"]
+    position = len(messages)
+    while answers not in _calls_of(messages[position - 1]):
+        position -= 1
+    while position < len(messages) and messages[position]["role"] == "tool":
+        position += 1
+    return position
+
+
+def _calls_of(message: Mapping[str, Any]) -> set[str]:
+    return {call["id"] for call in message.get("tool_calls") or ()}
+
+
+def _digest(messages: list[dict[str, Any]]) -> str:
+    text = json.dumps(messages, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def speakers_shown(messages: list[dict[str, Any]], role: str) -> bool:
+    """Return whether `role` needs to be told who wrote the assistant messages: not all are its."""
+    return {m.get("name") for m in messages if m["role"] == "assistant"} - {role, None} != set()
+
+
+def without_speakers(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return `messages`, the assistants' without their names. Mutates them."""
+    for message in messages:
+        if message["role"] == "assistant":
+            message.pop("name", None)
+    return messages
 
 
 def _as_dict(message: Message) -> dict[str, Any]:

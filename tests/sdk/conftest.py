@@ -2,10 +2,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from .recording_server import RecordingServer
+from prefillshare_agents.testing import FakeServer
 
 
 @pytest.fixture
-def server() -> Iterator[RecordingServer]:
-    with RecordingServer() as running:
+def server(request: pytest.FixtureRequest) -> Iterator[FakeServer]:
+    """A fake server; its settings can be given by indirect parameters."""
+    with FakeServer(**getattr(request, "param", {})) as running:
         yield running

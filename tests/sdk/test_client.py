@@ -10,15 +10,14 @@ import pytest
 from pydantic import BaseModel
 
 from prefillshare_agents import AsyncOpenAI, OpenAI, Session, current_session
-
-from .recording_server import RecordingServer
+from prefillshare_agents.testing import FakeServer
 
 HELLO: Any = [{"role": "user", "content": "hello"}]
 Make = Callable[..., OpenAI]
 
 
 @pytest.fixture
-def make(server: RecordingServer) -> Iterator[Make]:
+def make(server: FakeServer) -> Iterator[Make]:
     made: list[OpenAI] = []
 
     def client(**options: Any) -> OpenAI:
@@ -34,28 +33,26 @@ def ask(client: openai.OpenAI, **options: Any) -> Any:
     return client.chat.completions.create(model="planner", messages=HELLO, **options)
 
 
-def test_a_request_carries_the_clients_session(make: Make, server: RecordingServer) -> None:
+def test_a_request_carries_the_clients_session(make: Make, server: FakeServer) -> None:
     ask(make(session="order-4711"))
 
     assert server.chats[0].sessions == ["order-4711"]
 
 
-def test_a_session_object_stands_for_its_id(make: Make, server: RecordingServer) -> None:
+def test_a_session_object_stands_for_its_id(make: Make, server: FakeServer) -> None:
     session = Session()
     ask(make(session=session))
 
     assert server.chats[0].sessions == [session.id]
 
 
-def test_without_a_session_no_header_is_made_up(make: Make, server: RecordingServer) -> None:
+def test_without_a_session_no_header_is_made_up(make: Make, server: FakeServer) -> None:
     ask(make())
 
     assert server.chats[0].sessions == []
 
 
-def test_a_with_block_gives_its_session_to_the_calls_inside(
-    make: Make, server: RecordingServer
-) -> None:
+def test_a_with_block_gives_its_session_to_the_calls_inside(make: Make, server: FakeServer) -> None:
     client = make()
     with Session("outer"):
         ask(client)
@@ -67,9 +64,26 @@ def test_a_with_block_gives_its_session_to_the_calls_inside(
     assert [chat.sessions for chat in server.chats] == [["outer"], ["inner"], ["outer"], []]
 
 
-def test_the_clients_session_comes_before_the_with_block(
-    make: Make, server: RecordingServer
-) -> None:
+def test_a_client_opens_sessions_for_a_block(make: Make, server: FakeServer) -> None:
+    client = make()
+    with client.session("block") as session:
+        ask(client)
+    session.append(HELLO[0])
+    session.chat("critic")
+
+    assert [chat.sessions for chat in server.chats] == [["block"], ["block"]]
+
+
+async def test_an_async_client_opens_sessions_for_a_block(server: FakeServer) -> None:
+    async with AsyncOpenAI(base_url=server.url, api_key="local") as client:
+        async with client.session("block", messages=HELLO) as session:
+            await client.chat.completions.create(model="planner", messages=HELLO)
+        await session.chat("critic")
+
+    assert [chat.sessions for chat in server.chats] == [["block"], ["block"]]
+
+
+def test_the_clients_session_comes_before_the_with_block(make: Make, server: FakeServer) -> None:
     with Session("block"):
         ask(make(session="client"))
 
@@ -78,7 +92,7 @@ def test_the_clients_session_comes_before_the_with_block(
 
 @pytest.mark.parametrize("header", ["X-Session-ID", "x-session-id", "X-SESSION-ID"])
 def test_a_header_of_the_request_comes_first_in_any_case(
-    header: str, make: Make, server: RecordingServer
+    header: str, make: Make, server: FakeServer
 ) -> None:
     ask(make(session="client"), extra_headers={header: "explicit"})
 
@@ -87,7 +101,7 @@ def test_a_header_of_the_request_comes_first_in_any_case(
 
 @pytest.mark.parametrize("header", ["X-PrefillShare-Session", "x-session-affinity"])
 def test_another_spelling_of_the_header_is_not_overruled(
-    header: str, make: Make, server: RecordingServer
+    header: str, make: Make, server: FakeServer
 ) -> None:
     ask(make(session="client"), extra_headers={header: "explicit"})
 
@@ -95,9 +109,7 @@ def test_another_spelling_of_the_header_is_not_overruled(
     assert (header.lower(), "explicit") in server.chats[0].headers
 
 
-def test_a_default_header_of_the_client_is_not_overruled(
-    make: Make, server: RecordingServer
-) -> None:
+def test_a_default_header_of_the_client_is_not_overruled(make: Make, server: FakeServer) -> None:
     with Session("block"):
         ask(make(default_headers={"x-session-id": "explicit"}))
 
@@ -105,7 +117,7 @@ def test_a_default_header_of_the_client_is_not_overruled(
 
 
 def test_a_header_from_the_environment_is_not_overruled(
-    make: Make, server: RecordingServer, monkeypatch: pytest.MonkeyPatch
+    make: Make, server: FakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPENAI_CUSTOM_HEADERS", "X-Session-Id: explicit")
     with Session("block"):
@@ -114,14 +126,14 @@ def test_a_header_from_the_environment_is_not_overruled(
     assert server.chats[0].sessions == ["explicit"]
 
 
-def test_a_session_in_the_body_is_not_overruled(make: Make, server: RecordingServer) -> None:
+def test_a_session_in_the_body_is_not_overruled(make: Make, server: FakeServer) -> None:
     ask(make(session="client"), extra_body={"session_id": "explicit"})
 
     assert server.chats[0].sessions == []
     assert server.chats[0].body["session_id"] == "explicit"
 
 
-def test_omit_sends_a_request_outside_the_session(make: Make, server: RecordingServer) -> None:
+def test_omit_sends_a_request_outside_the_session(make: Make, server: FakeServer) -> None:
     ask(make(session="client"), extra_headers={"x-session-id": openai.Omit()})
 
     assert server.chats[0].sessions == []
@@ -135,7 +147,7 @@ def test_the_callers_header_mapping_is_left_alone(make: Make) -> None:
 
 
 @pytest.mark.parametrize("derive", ["copy", "with_options"])
-def test_derived_clients_keep_the_session(derive: str, make: Make, server: RecordingServer) -> None:
+def test_derived_clients_keep_the_session(derive: str, make: Make, server: FakeServer) -> None:
     client = make(session="client")
     ask(getattr(client, derive)(timeout=5))
     ask(getattr(client, derive)(session="other"))
@@ -144,14 +156,14 @@ def test_derived_clients_keep_the_session(derive: str, make: Make, server: Recor
     assert [chat.sessions for chat in server.chats] == [["client"], ["other"], []]
 
 
-def test_each_retry_carries_the_header_once(make: Make, server: RecordingServer) -> None:
+def test_each_retry_carries_the_header_once(make: Make, server: FakeServer) -> None:
     server.fail(503, 503)
     ask(make(session="client", max_retries=2))
 
     assert [chat.sessions for chat in server.chats] == [["client"]] * 3
 
 
-def test_every_surface_of_the_client_is_tagged(make: Make, server: RecordingServer) -> None:
+def test_every_surface_of_the_client_is_tagged(make: Make, server: FakeServer) -> None:
     class Reply(BaseModel):
         answer: int
 
@@ -163,7 +175,7 @@ def test_every_surface_of_the_client_is_tagged(make: Make, server: RecordingServ
         raw.read()
     with completions.stream(model="planner", messages=HELLO) as stream:
         stream.until_done()
-    server.script('{"answer": 4}')
+    server.script(['{"answer": 4}'])
     parsed = completions.parse(model="planner", messages=HELLO, response_format=Reply)
 
     assert parsed.choices[0].message.parsed == Reply(answer=4)
@@ -184,7 +196,7 @@ def test_the_clients_are_openais_own_classes() -> None:
     assert issubclass(AsyncOpenAI, openai.AsyncOpenAI)
 
 
-async def test_the_async_client_follows_the_same_rules(server: RecordingServer) -> None:
+async def test_the_async_client_follows_the_same_rules(server: FakeServer) -> None:
     async with AsyncOpenAI(base_url=server.url, api_key="local") as client:
         create = client.chat.completions.create
         await create(model="planner", messages=HELLO)
@@ -202,7 +214,7 @@ async def test_the_async_client_follows_the_same_rules(server: RecordingServer) 
     assert [chat.sessions for chat in server.chats] == [[], ["block"], ["explicit"], ["client"]]
 
 
-def test_threads_do_not_see_each_others_session(make: Make, server: RecordingServer) -> None:
+def test_threads_do_not_see_each_others_session(make: Make, server: FakeServer) -> None:
     client = make()
     barrier = threading.Barrier(8)
 
@@ -235,6 +247,58 @@ def test_a_copied_context_carries_the_session_into_a_thread() -> None:
 
     assert seen == [session]
     assert current_session() is None
+
+
+def test_blocks_that_are_not_nested_leave_nothing_behind(make: Make, server: FakeServer) -> None:
+    client = make()
+
+    def steps(name: str) -> Iterator[None]:
+        with client.session(name):
+            yield
+            ask(client)
+
+    alice, bob = steps("alice"), steps("bob")
+    next(alice)
+    next(bob)
+    list(alice)
+    list(bob)
+    ask(client)
+
+    assert server.chats[-1].sessions == []
+    assert current_session() is None
+
+
+def test_a_block_that_ends_in_another_context_hides_no_error(make: Make) -> None:
+    block = make().session("s")
+
+    seen: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            try:
+                raise KeyError("mine")
+            finally:
+                block.__exit__()
+        except BaseException as error:
+            seen.append(error)
+
+    block.__enter__()
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    block.__exit__()
+
+    assert [type(error) for error in seen] == [KeyError]
+
+    assert current_session() is None
+
+
+def test_something_else_as_session_is_refused(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(TypeError, match="session is 5"):
+        make(session=5)
+    monkeypatch.setenv("PREFILLSHARE_SESSION", "käse")
+    with pytest.raises(ValueError, match="PREFILLSHARE_SESSION in the environment"):
+        ask(make())
 
 
 @pytest.mark.parametrize("bad", ["", "a" * 256, "naïve", "line\nbreak", " padded "])

@@ -1,4 +1,4 @@
-"""The ReAct example on the recording server: its tools, its loop, its report."""
+"""The ReAct example on the fake server: its tools, its loop, its report."""
 
 import json
 from collections.abc import Iterator
@@ -15,8 +15,7 @@ from examples.react.roles import INSTRUCTIONS, ROLES, TOOLS
 from examples.react.tools import FACTS, evaluate
 from examples.specialists.live import Success
 from prefillshare_agents.langgraph import Team
-
-from .recording_server import Answer, RecordingServer
+from prefillshare_agents.testing import Answer, FakeServer
 
 
 def plan(step: str) -> str:
@@ -44,7 +43,7 @@ REACT: list[Answer] = [
 
 
 @pytest.fixture
-def team(server: RecordingServer) -> Iterator[Team]:
+def team(server: FakeServer) -> Iterator[Team]:
     made = Team(server.url, ROLES)
     yield made
     made.close()
@@ -55,10 +54,8 @@ def run(team: Team) -> SessionRun:
     return answer(console, team, build(team), "How much higher is Burj Khalifa than Big Ben?")
 
 
-def test_a_run_thinks_acts_and_observes_until_it_can_answer(
-    team: Team, server: RecordingServer
-) -> None:
-    server.script(*REACT, verdict("right"))
+def test_a_run_thinks_acts_and_observes_until_it_can_answer(team: Team, server: FakeServer) -> None:
+    server.script([*REACT, verdict("right")])
     done = run(team)
 
     roles = [item.role for item in done.calls]
@@ -70,16 +67,16 @@ def test_a_run_thinks_acts_and_observes_until_it_can_answer(
     assert results[2] == "828 / 96 = 8.62"
 
 
-def test_the_critics_objection_is_heard_once(team: Team, server: RecordingServer) -> None:
-    server.script(*REACT, verdict("wrong"), '{"answer": "Again"}', verdict("wrong"))
+def test_the_critics_objection_is_heard_once(team: Team, server: FakeServer) -> None:
+    server.script([*REACT, verdict("wrong"), '{"answer": "Again"}', verdict("wrong")])
 
     assert [item.role for item in run(team).calls][6:] == ["solver", "critic", "solver", "critic"]
 
 
 def test_the_choice_is_left_to_the_roles_and_only_the_form_is_held(
-    team: Team, server: RecordingServer
+    team: Team, server: FakeServer
 ) -> None:
-    server.script(*REACT, verdict("right"))
+    server.script([*REACT, verdict("right")])
     run(team)
 
     bodies = [chat.body for chat in server.chats]
@@ -93,14 +90,14 @@ def test_the_choice_is_left_to_the_roles_and_only_the_form_is_held(
         assert all(tool["function"]["strict"] for tool in body["tools"])
 
 
-def test_a_verdict_that_was_cut_off_ends_the_run(team: Team, server: RecordingServer) -> None:
-    server.script(*REACT, '{"reason": "The')
+def test_a_verdict_that_was_cut_off_ends_the_run(team: Team, server: FakeServer) -> None:
+    server.script([*REACT, '{"reason": "The'])
 
     assert run(team).calls[-1].role == "critic"
 
 
-def test_each_role_is_told_the_same_in_every_call(team: Team, server: RecordingServer) -> None:
-    server.script(*REACT, verdict("right"))
+def test_each_role_is_told_the_same_in_every_call(team: Team, server: FakeServer) -> None:
+    server.script([*REACT, verdict("right")])
     run(team)
 
     for chat in server.chats:
@@ -108,8 +105,8 @@ def test_each_role_is_told_the_same_in_every_call(team: Team, server: RecordingS
         assert head == {"role": "system", "content": INSTRUCTIONS[chat.body["model"]]}
 
 
-def test_what_a_tool_refuses_is_observed(team: Team, server: RecordingServer) -> None:
-    server.script(plan("Big Ben"), call("lookup", place="Nowhere"), *REACT, verdict("right"))
+def test_what_a_tool_refuses_is_observed(team: Team, server: FakeServer) -> None:
+    server.script([plan("Big Ben"), call("lookup", place="Nowhere"), *REACT, verdict("right")])
     run(team)
 
     results = [item for item in server.chats[-1].body["messages"] if item["role"] == "tool"]
@@ -117,27 +114,25 @@ def test_what_a_tool_refuses_is_observed(team: Team, server: RecordingServer) ->
 
 
 def test_without_any_calculation_the_solver_answers_in_the_end(
-    team: Team, server: RecordingServer
+    team: Team, server: FakeServer
 ) -> None:
-    server.script(*[plan("Big Ben"), "no call at all"] * ROUNDS, '{"answer": "None"}')
-    server.script(verdict("wrong"), '{"answer": "None"}', verdict("wrong"))
+    server.script([plan("Big Ben"), "no call at all"] * ROUNDS)
+    server.script(['{"answer": "None"}', verdict("wrong")] * 2)
 
     roles = [item.role for item in run(team).calls]
     assert roles == ["planner", "toolcaller"] * ROUNDS + ["solver", "critic"] * ATTEMPTS
 
 
-def test_all_calls_of_a_run_belong_to_one_session_that_ends(
-    team: Team, server: RecordingServer
-) -> None:
-    server.script(*REACT, verdict("right"))
+def test_all_calls_of_a_run_belong_to_one_session_that_ends(team: Team, server: FakeServer) -> None:
+    server.script([*REACT, verdict("right")])
     done = run(team)
 
     assert {tuple(chat.sessions) for chat in server.chats} == {(done.id,)}
     assert server.requests[-1].method == "DELETE"
 
 
-def test_the_report_sums_the_servers_figures(team: Team, server: RecordingServer) -> None:
-    server.script(*REACT, verdict("right"), *REACT, verdict("right"))
+def test_the_report_sums_the_servers_figures(team: Team, server: FakeServer) -> None:
+    server.script([*REACT, verdict("right"), *REACT, verdict("right")])
     runs = [run(team), run(team)]
     figures = report(runs, wall_s=1.5, preemptions=0)
 
@@ -166,8 +161,9 @@ def test_the_report_sums_the_servers_figures(team: Team, server: RecordingServer
         figures["prefill_computed_tokens"] + figures["prefill_cached_tokens"]
         == figures["prompt_tokens"]
     )
-    assert figures["per_model_prefill_tokens"] == figures["prompt_tokens"]
-    assert figures["handoff_bytes"] == 1000 * figures["prompt_tokens"]
+    unshared = [done.totals.per_model_prefill_tokens for done in runs]
+    assert figures["per_model_prefill_tokens"] == sum(unshared) > 0
+    assert figures["handoff_bytes"] == sum(item.handoff_bytes for item in calls) > 0
     assert [row["role"] for row in figures["per_call"]] == [item.role for item in calls]
     assert all(row["ttft_s"] > 0 for row in figures["per_call"])
 

@@ -10,9 +10,8 @@ import openai
 import pytest
 from rich.console import Console
 
-from prefillshare_agents import OpenAI, RoleUsage, Session
-
-from .recording_server import RecordingServer
+from prefillshare_agents import AnswerError, OpenAI, RoleUsage, Session
+from prefillshare_agents.testing import FakeServer
 
 TASK: Any = {"role": "user", "content": "How far is the moon?"}
 # Blanks and an escape that no JSON library would write again.
@@ -25,7 +24,7 @@ TOOL_CALL: Any = {
 
 
 @pytest.fixture
-def session(server: RecordingServer) -> Iterator[Session]:
+def session(server: FakeServer) -> Iterator[Session]:
     made = Session("s1", base_url=server.url, messages=[TASK])
     yield made
     made.close()
@@ -40,7 +39,7 @@ def read(stream: Any) -> str:
 
 
 def test_a_call_sends_the_instructions_before_the_context(
-    session: Session, server: RecordingServer
+    session: Session, server: FakeServer
 ) -> None:
     session.chat("planner", instructions="Plan.", temperature=0)
 
@@ -52,25 +51,26 @@ def test_a_call_sends_the_instructions_before_the_context(
 
 
 def test_the_answer_joins_the_context_and_the_instructions_do_not(
-    session: Session, server: RecordingServer
+    session: Session, server: FakeServer
 ) -> None:
-    server.script("Look it up.")
+    server.script(["Look it up."])
     session.chat("planner", instructions="Plan.")
 
-    assert session.messages == (TASK, {"role": "assistant", "content": "Look it up."})
+    answer = {"role": "assistant", "content": "Look it up.", "name": "planner"}
+    assert session.messages == (TASK, answer)
 
 
 def test_a_streamed_answer_joins_the_context_when_it_has_ended(
-    session: Session, server: RecordingServer
+    session: Session, server: FakeServer
 ) -> None:
-    server.script("384,400 km")
+    server.script(["384,400 km"])
     stream = session.chat("solver", stream=True)
     first = next(stream)
 
     assert len(session.messages) == 1
     assert first.choices[0].delta.content == ""
     assert read(stream) == "384,400 km"
-    assert session.messages[-1] == {"role": "assistant", "content": "384,400 km"}
+    assert session.messages[-1]["content"] == "384,400 km"
 
 
 def test_a_closed_stream_leaves_the_context_as_it_was(session: Session) -> None:
@@ -82,9 +82,9 @@ def test_a_closed_stream_leaves_the_context_as_it_was(session: Session) -> None:
 
 
 def test_a_stream_that_is_cut_short_raises_and_is_not_kept(
-    session: Session, server: RecordingServer
+    session: Session, server: FakeServer
 ) -> None:
-    server.cut_streams = True
+    server.cut_stream()
 
     with pytest.raises(openai.OpenAIError, match="finish_reason"):
         read(session.chat("solver", stream=True))
@@ -93,29 +93,67 @@ def test_a_stream_that_is_cut_short_raises_and_is_not_kept(
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_tool_calls_are_kept_byte_for_byte(
-    stream: bool, session: Session, server: RecordingServer
+    stream: bool, session: Session, server: FakeServer
 ) -> None:
-    server.script({"tool_calls": [TOOL_CALL]})
-    answer = session.chat("caller", stream=stream)  # type: ignore[call-overload]
+    server.script([{"tool_calls": [TOOL_CALL]}])
+    answer: Any = session.chat("caller", stream=stream)
     if stream:
         list(answer)
     session.append({"role": "tool", "tool_call_id": "call_1", "content": "384,400 km"})
     session.chat("solver")
 
     assistant = server.chats[1].body["messages"][1]
-    assert assistant == {"role": "assistant", "content": None, "tool_calls": [TOOL_CALL]}
+    assert assistant == {
+        "role": "assistant",
+        "name": "caller",
+        "content": None,
+        "tool_calls": [TOOL_CALL],
+    }
 
 
-def test_reasoning_is_kept_in_both_modes(session: Session, server: RecordingServer) -> None:
+def test_a_tools_result_goes_behind_its_call_past_another_roles_answer(
+    session: Session, server: FakeServer
+) -> None:
+    session.append(calling(TOOL_CALL), {"role": "assistant", "content": "Meanwhile."})
+    session.append({"role": "tool", "tool_call_id": "call_1", "content": "384,400 km"})
+    session.chat("solver")
+
+    roles = [message["role"] for message in server.chats[0].body["messages"]]
+    assert roles == ["user", "assistant", "tool", "assistant"]
+
+
+def test_an_answer_that_cannot_join_is_counted_and_given_with_the_error(
+    session: Session, server: FakeServer
+) -> None:
+    server.script({"tool_calls": [TOOL_CALL, TOOL_CALL]})
+    with pytest.raises(AnswerError, match=r"role 'caller' .*two tool calls have the id") as caught:
+        session.chat("caller")
+
+    assert len(caught.value.answer["tool_calls"]) == 2
+    assert session.usage.calls == 1
+    assert session.messages == (TASK,)
+
+
+@pytest.mark.parametrize("tools", [openai.NOT_GIVEN, openai.omit])
+def test_tools_may_be_left_out_in_openais_ways(
+    tools: Any, session: Session, server: FakeServer
+) -> None:
+    session.chat("caller", tools=tools)
+
+    assert "tools" not in server.chats[0].body
+
+
+def test_reasoning_is_kept_in_both_modes(session: Session, server: FakeServer) -> None:
     answer = {"reasoning": "The moon is near.", "content": "384,400 km"}
-    server.script(answer, answer)
+    server.script([answer, answer])
     session.chat("solver")
     read(session.chat("solver", stream=True))
 
-    assert session.messages[1] == session.messages[2] == {"role": "assistant", **answer}
+    expected = {"role": "assistant", "name": "solver", **answer}
+    assert session.messages[1] == session.messages[2] == expected
 
 
-def test_tools_are_sent_with_their_own_call_only(session: Session, server: RecordingServer) -> None:
+def test_tools_are_sent_with_their_own_call_only(session: Session, server: FakeServer) -> None:
     tool = {"type": "function", "function": {"name": "lookup", "parameters": {}}}
     session.chat("caller", tools=[tool])
     session.chat("solver")
@@ -124,9 +162,7 @@ def test_tools_are_sent_with_their_own_call_only(session: Session, server: Recor
     assert "tools" not in server.chats[1].body
 
 
-def test_a_failed_call_leaves_the_context_as_it_was(
-    session: Session, server: RecordingServer
-) -> None:
+def test_a_failed_call_leaves_the_context_as_it_was(session: Session, server: FakeServer) -> None:
     server.fail(400)
 
     with pytest.raises(openai.BadRequestError):
@@ -144,7 +180,7 @@ def test_messages_are_copies(session: Session) -> None:
 
 
 def test_a_message_object_of_a_response_can_be_appended(
-    server: RecordingServer, session: Session
+    server: FakeServer, session: Session
 ) -> None:
     with OpenAI(base_url=server.url, api_key="local") as client:
         completion = client.chat.completions.create(model="solver", messages=[TASK])
@@ -204,14 +240,15 @@ def test_options_that_contradict_a_session_are_refused(
         session.chat("solver", **options)
 
 
-def test_an_empty_context_cannot_be_answered(server: RecordingServer) -> None:
+def test_an_empty_context_cannot_be_answered(server: FakeServer) -> None:
     session = Session(base_url=server.url)
     with pytest.raises(ValueError, match="append"):
         session.chat("solver")
     session.close()
 
 
-def test_usage_sums_the_servers_figures_per_role(session: Session, server: RecordingServer) -> None:
+def test_usage_sums_the_servers_figures_per_role(server: FakeServer) -> None:
+    session = Session(base_url=server.url, messages=[TASK], speakers=False)
     session.chat("planner")
     read(session.chat("critic", stream=True))
     session.chat("planner")
@@ -224,15 +261,19 @@ def test_usage_sums_the_servers_figures_per_role(session: Session, server: Recor
     assert usage.prompt_tokens == sum(prompts)
     assert usage.cached_tokens == prompts[0] + prompts[1]
     assert usage.computed_tokens == prompts[2]
-    assert usage.handoff_bytes == 1000 * sum(prompts)
+    # The planner's decode worker still holds its first prompt; the last token is never handed off.
+    received = [prompts[0] - 1, prompts[1] - 1, prompts[2] - 1 - prompts[0]]
+    assert usage.handoff_bytes == 1000 * sum(received)
     assert usage.roles["critic"] == RoleUsage(
         calls=1,
         prompt_tokens=prompts[1],
         cached_tokens=prompts[0],
         computed_tokens=prompts[1] - prompts[0],
-        handoff_bytes=1000 * prompts[1],
+        handoff_bytes=1000 * received[1],
         completion_tokens=5,
+        per_model_prefill_tokens=prompts[1],
     )
+    session.close()
 
 
 def test_only_a_streamed_call_knows_its_time_to_first_token(session: Session) -> None:
@@ -253,6 +294,44 @@ def test_usage_prints_as_a_table(session: Session) -> None:
     assert "planner" in output.getvalue()
 
 
+def test_usage_shows_as_a_table_in_a_notebook(session: Session) -> None:
+    session.chat("planner")
+    shown = session.usage._repr_mimebundle_()
+
+    assert "planner" in shown["text/html"]
+    assert "planner" in shown["text/plain"]
+
+
+def test_what_sharing_saved_is_what_each_role_would_have_prefilled_for_itself(
+    session: Session,
+) -> None:
+    session.chat("planner")
+    session.chat("critic")
+    usage = session.usage
+
+    assert usage.per_model_prefill_tokens == usage.prompt_tokens
+    assert usage.saved_tokens == usage.prompt_tokens - usage.computed_tokens > 0
+    assert usage.roles["planner"].saved_tokens == 0
+
+
+def test_explain_tells_where_the_servers_prompts_stopped_sharing(
+    session: Session, server: FakeServer
+) -> None:
+    session.append({"role": "user", "content": "It is 10:41."})
+    session.chat("planner")
+    answer = session.messages[-1]
+    edited = [TASK, {"role": "user", "content": "It is 10:42."}, answer]
+    with openai.OpenAI(
+        base_url=server.url, api_key="k", default_headers={"X-Session-ID": session.id}
+    ) as plain:
+        plain.chat.completions.create(model="critic", messages=edited)
+
+    report = session.explain()
+    [finding] = report.findings
+    assert report.calls == 2
+    assert (finding.call, finding.role, finding.broken.cause) == (1, "critic", "timestamp")
+
+
 def test_totals_are_the_servers_ledger(session: Session) -> None:
     session.chat("planner")
     session.chat("critic")
@@ -264,7 +343,7 @@ def test_totals_are_the_servers_ledger(session: Session) -> None:
     assert totals.per_model_prefill_tokens > 0
 
 
-def test_an_id_is_quoted_in_the_path(server: RecordingServer) -> None:
+def test_an_id_is_quoted_in_the_path(server: FakeServer) -> None:
     session = Session("a/b c", base_url=server.url)
     session.close()
 
@@ -272,7 +351,7 @@ def test_an_id_is_quoted_in_the_path(server: RecordingServer) -> None:
 
 
 def test_leaving_the_with_block_does_not_end_the_session(
-    session: Session, server: RecordingServer
+    session: Session, server: FakeServer
 ) -> None:
     with session:
         session.chat("planner")
@@ -286,7 +365,7 @@ def test_a_session_without_a_client_cannot_chat() -> None:
         Session(messages=[TASK]).chat("planner")
 
 
-def test_a_client_with_a_session_of_its_own_is_refused(server: RecordingServer) -> None:
+def test_a_client_with_a_session_of_its_own_is_refused(server: FakeServer) -> None:
     headers = {"x-session-id": "other"}
     with (
         openai.OpenAI(base_url=server.url, api_key="k", default_headers=headers) as client,
@@ -295,8 +374,8 @@ def test_a_client_with_a_session_of_its_own_is_refused(server: RecordingServer) 
         Session(client=client)
 
 
-def test_concurrent_calls_each_add_one_answer(session: Session, server: RecordingServer) -> None:
-    server.script(*(f"answer {i}" for i in range(16)))
+def test_concurrent_calls_each_add_one_answer(session: Session, server: FakeServer) -> None:
+    server.script([f"answer {i}" for i in range(16)])
 
     def work() -> None:
         for _ in range(4):

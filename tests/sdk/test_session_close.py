@@ -6,22 +6,21 @@ import openai
 import pytest
 
 from prefillshare_agents import AsyncSession, Session
-
-from .recording_server import RecordingServer
+from prefillshare_agents.testing import FakeServer
 
 TASK: Any = {"role": "user", "content": "How far is the moon?"}
 
 
 @pytest.fixture
-def session(server: RecordingServer) -> Session:
+def session(server: FakeServer) -> Session:
     return Session("s1", base_url=server.url, messages=[TASK])
 
 
-def deletes(server: RecordingServer) -> list[str]:
+def deletes(server: FakeServer) -> list[str]:
     return [item.path for item in server.requests if item.method == "DELETE"]
 
 
-def test_close_ends_the_session_on_the_server(session: Session, server: RecordingServer) -> None:
+def test_close_ends_the_session_on_the_server(session: Session, server: FakeServer) -> None:
     session.chat("planner")
     session.close()
     session.close()
@@ -32,7 +31,7 @@ def test_close_ends_the_session_on_the_server(session: Session, server: Recordin
         session.chat("planner")
 
 
-def test_a_close_that_failed_can_be_tried_again(session: Session, server: RecordingServer) -> None:
+def test_a_close_that_failed_can_be_tried_again(session: Session, server: FakeServer) -> None:
     session.chat("planner")
     server.fail(403)
     with pytest.raises(openai.PermissionDeniedError):
@@ -45,7 +44,7 @@ def test_a_close_that_failed_can_be_tried_again(session: Session, server: Record
     assert server.sessions == {}
 
 
-async def test_an_async_close_that_failed_can_be_tried_again(server: RecordingServer) -> None:
+async def test_an_async_close_that_failed_can_be_tried_again(server: FakeServer) -> None:
     session = AsyncSession("s1", base_url=server.url, messages=[TASK])
     await session.chat("planner")
     server.fail(403)
@@ -60,7 +59,7 @@ async def test_an_async_close_that_failed_can_be_tried_again(server: RecordingSe
 
 
 def test_a_session_that_the_server_does_not_know_closes(
-    session: Session, server: RecordingServer
+    session: Session, server: FakeServer
 ) -> None:
     session.close()
     session.close()
@@ -77,7 +76,7 @@ def test_totals_of_a_closed_session_say_that_it_is_closed(session: Session) -> N
 
 
 async def test_async_totals_of_a_closed_session_say_that_it_is_closed(
-    server: RecordingServer,
+    server: FakeServer,
 ) -> None:
     session = AsyncSession("s1", base_url=server.url, messages=[TASK])
     await session.close()

@@ -11,8 +11,7 @@ from langgraph.prebuilt import ToolNode
 
 from prefillshare_agents import AsyncSession, Session
 from prefillshare_agents.langgraph import ChatPrefillShare, Team
-
-from .recording_server import RecordingServer
+from prefillshare_agents.testing import FakeServer
 
 TASK: Any = {"role": "user", "content": "How far is the moon?"}
 TOOL_CALL: Any = {
@@ -25,13 +24,13 @@ CUT = "role 'solver' ended without a finish_reason"
 
 
 @pytest.fixture
-def model(server: RecordingServer) -> Iterator[ChatPrefillShare]:
+def model(server: FakeServer) -> Iterator[ChatPrefillShare]:
     made = ChatPrefillShare(model="solver", base_url=server.url, max_retries=0)
     yield made
     made.root_client.close()
 
 
-def test_a_closed_stream_has_no_more_chunks(server: RecordingServer) -> None:
+def test_a_closed_stream_has_no_more_chunks(server: FakeServer) -> None:
     session = Session("s1", base_url=server.url, messages=[TASK])
     stream = session.chat("solver", stream=True)
     next(stream)
@@ -42,7 +41,7 @@ def test_a_closed_stream_has_no_more_chunks(server: RecordingServer) -> None:
     session.close()
 
 
-async def test_a_closed_async_stream_has_no_more_chunks(server: RecordingServer) -> None:
+async def test_a_closed_async_stream_has_no_more_chunks(server: FakeServer) -> None:
     session = AsyncSession("s1", base_url=server.url, messages=[TASK])
     stream = await session.chat("solver", stream=True)
     await anext(stream)
@@ -56,10 +55,10 @@ async def test_a_closed_async_stream_has_no_more_chunks(server: RecordingServer)
 @pytest.mark.parametrize("options", [{}, {"response_format": FORM}])
 @pytest.mark.parametrize("session", [None, Session("s1")])
 def test_a_stream_that_is_cut_short_raises(
-    session: Session | None, options: Any, model: ChatPrefillShare, server: RecordingServer
+    session: Session | None, options: Any, model: ChatPrefillShare, server: FakeServer
 ) -> None:
-    server.script('{"far": true}')
-    server.cut_streams = True
+    server.script(['{"far": true}'])
+    server.cut_stream()
     fixed = model.model_copy(update={"session": session})
 
     with pytest.raises(openai.OpenAIError, match=CUT):
@@ -69,17 +68,17 @@ def test_a_stream_that_is_cut_short_raises(
 
 @pytest.mark.parametrize("options", [{}, {"response_format": FORM}])
 async def test_an_async_stream_that_is_cut_short_raises(
-    options: Any, model: ChatPrefillShare, server: RecordingServer
+    options: Any, model: ChatPrefillShare, server: FakeServer
 ) -> None:
-    server.script('{"far": true}')
-    server.cut_streams = True
+    server.script(['{"far": true}'])
+    server.cut_stream()
 
     with pytest.raises(openai.OpenAIError, match=CUT):
         [chunk async for chunk in model.astream("hello", **options)]
     await model.root_async_client.close()
 
 
-async def test_a_tool_call_that_is_cut_short_never_runs(server: RecordingServer) -> None:
+async def test_a_tool_call_that_is_cut_short_never_runs(server: FakeServer) -> None:
     ran: list[str] = []
 
     @tool
@@ -88,8 +87,8 @@ async def test_a_tool_call_that_is_cut_short_never_runs(server: RecordingServer)
         ran.append(name)
         return f"384,400 {unit}"
 
-    server.script({"tool_calls": [TOOL_CALL]}, {"tool_calls": [TOOL_CALL]})
-    server.cut_streams, server.cut_after = True, 6  # behind `{"name": "moon"`
+    server.script([{"tool_calls": [TOOL_CALL]}, {"tool_calls": [TOOL_CALL]}])
+    server.cut_stream(after=6, times=2)  # behind `{"name": "moon"`
     team = Team(server.url, ["solver"], max_retries=0)
     graph = StateGraph(MessagesState)
     graph.add_node("solver", team.node("solver", tools=[lookup]))

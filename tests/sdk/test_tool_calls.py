@@ -8,8 +8,7 @@ import pytest
 from pydantic import BaseModel
 
 from prefillshare_agents import OpenAI, Session
-
-from .recording_server import RecordingServer
+from prefillshare_agents.testing import FakeServer
 
 TASK: Any = {"role": "user", "content": "How far is the moon?"}
 ARGUMENTS = '{ "name":  "moon"}'
@@ -25,7 +24,7 @@ class Lookup(BaseModel):
 
 
 @pytest.fixture
-def session(server: RecordingServer) -> Iterator[Session]:
+def session(server: FakeServer) -> Iterator[Session]:
     made = Session("s1", base_url=server.url, messages=[TASK])
     yield made
     made.close()
@@ -41,7 +40,7 @@ def test_a_tool_call_is_answered_once(session: Session) -> None:
 
 
 def test_a_context_with_open_tool_calls_cannot_be_answered(
-    session: Session, server: RecordingServer
+    session: Session, server: FakeServer
 ) -> None:
     session.append({"role": "assistant", "content": None, "tool_calls": [TOOL_CALL]})
     with pytest.raises(ValueError, match=r"call_1.*append\(\.\.\.\) the tool results first"):
@@ -55,10 +54,10 @@ def test_a_context_with_open_tool_calls_cannot_be_answered(
 
 @pytest.mark.parametrize("dumped", [False, True])
 def test_a_parsed_answer_joins_as_generated(
-    dumped: bool, session: Session, server: RecordingServer
+    dumped: bool, session: Session, server: FakeServer
 ) -> None:
     content = '{ "name": "moon"}'
-    server.script({"content": content})
+    server.script([{"content": content}])
     with OpenAI(base_url=server.url, api_key="local") as client:
         completion = client.chat.completions.parse(
             model="solver", messages=[TASK], response_format=Lookup
@@ -72,9 +71,9 @@ def test_a_parsed_answer_joins_as_generated(
 
 @pytest.mark.parametrize("dumped", [False, True])
 def test_parsed_tool_calls_join_as_generated(
-    dumped: bool, session: Session, server: RecordingServer
+    dumped: bool, session: Session, server: FakeServer
 ) -> None:
-    server.script({"tool_calls": [TOOL_CALL]})
+    server.script([{"tool_calls": [TOOL_CALL]}])
     tool = openai.pydantic_function_tool(Lookup, name="lookup")
     with OpenAI(base_url=server.url, api_key="local") as client:
         completion = client.chat.completions.parse(model="solver", messages=[TASK], tools=[tool])
