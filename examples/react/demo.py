@@ -10,6 +10,8 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -66,8 +68,9 @@ def main() -> None:
         raise SystemExit(130) from None
 
 
-def serve_and_run() -> int:
-    """The exit code of the example. Nothing runs any more when this returns or raises."""
+@contextmanager
+def serving() -> Iterator[str]:
+    """The example's cluster at a free port; yields the router's address. Ends what it started."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     prefillshare = Path(sys.executable).with_name("prefillshare")
@@ -77,12 +80,18 @@ def serve_and_run() -> int:
     server = subprocess.Popen([str(part) for part in command], start_new_session=True)
     try:
         wait_until_ready(url, server)
+        yield url
+    finally:
+        stop(server)
+
+
+def serve_and_run() -> int:
+    """The exit code of the example. Nothing runs any more when this returns or raises."""
+    with serving() as url:
         example = [sys.executable, "-m", "examples.react", "--base-url", f"{url}/v1"]
         run = subprocess.run(
             [*example, "--report", str(REPORT)], cwd=ROOT, timeout=RUN_S, check=False
         )
-    finally:
-        stop(server)
     if run.returncode == 0:
         print(f"\nEvery figure of this run is in {REPORT.name}.")
     return run.returncode

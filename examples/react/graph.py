@@ -14,11 +14,12 @@ not trained for their job cannot break the graph; those that were would write it
 from typing import Annotated, Any, Literal
 
 from langchain_core.messages import ToolMessage
+from langchain_core.runnables import Runnable
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode
 from pydantic import BaseModel, Field, ValidationError, create_model
 
-from examples.react.roles import CALCULATE, INSTRUCTIONS, TOOLS
+from examples.react.roles import CALCULATE, INSTRUCTIONS, ROLES, TOOLS
 from examples.react.tools import FACTS, calculator, lookup
 from prefillshare_agents.langgraph import Team
 
@@ -53,33 +54,40 @@ Plan = create_model("Plan", thought=(Sentence, ...), next=(_NEXT, ...))
 """What the planner says: a thought, and any place that can be looked up, or `CALCULATE`."""
 
 
+OUTPUTS: dict[str, type[BaseModel]] = {"planner": Plan, "solver": Answer, "critic": Verdict}
+"""Role → the form of its answers."""
+
+
+def specialist(team: Team, role: str) -> Runnable[Any, Any]:
+    """Return the node of a role: with the words it was trained on, in the form it was trained to.
+
+    Guided decoding holds the form; what stands in it is the role's own.
+    """
+    options: dict[str, Any] = {"output": OUTPUTS.get(role)}
+    if role in TOOLS:
+        options = {
+            "tools": TOOLS[role],
+            "tool_choice": "required",
+            "extra_body": {"parallel_tool_calls": False},
+        }
+    return team.node(
+        role,
+        instructions=INSTRUCTIONS[role],
+        max_tokens=MAX_TOKENS,
+        temperature=0,
+        # Who wrote what would stand in the prompt, and did not when the specialists were trained.
+        speakers=False,
+        **options,
+    )
+
+
 def build(team: Team) -> Any:
     """Return the compiled graph."""
-
-    def node(role: str, **options: Any) -> Any:
-        return team.node(
-            role,
-            instructions=INSTRUCTIONS[role],
-            max_tokens=MAX_TOKENS,
-            temperature=0,
-            **options,
-        )
-
     graph = StateGraph(MessagesState)
-    graph.add_node("planner", node("planner", output=Plan))
-    graph.add_node(
-        "toolcaller",
-        node(
-            "toolcaller",
-            tools=TOOLS["toolcaller"],
-            tool_choice="required",
-            extra_body={"parallel_tool_calls": False},
-        ),
-    )
+    for role in ROLES:
+        graph.add_node(role, specialist(team, role))
     # A place nobody knows, a division by zero: what went wrong is an observation too.
     graph.add_node("tools", ToolNode([lookup, calculator], handle_tool_errors=True))
-    graph.add_node("solver", node("solver", output=Answer))
-    graph.add_node("critic", node("critic", output=Verdict))
     graph.add_edge(START, "planner")
     graph.add_edge("planner", "toolcaller")
     graph.add_edge("toolcaller", "tools")

@@ -1,6 +1,6 @@
 """Any OpenAI client can share a prefill: one header names the session, `model` names the role.
 
-python examples/plain_openai.py [http://127.0.0.1:8000/v1]
+python -m examples.plain_openai.header [http://127.0.0.1:8000/v1]
 """
 
 import sys

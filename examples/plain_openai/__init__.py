@@ -1,0 +1,1 @@
+"""A program of the OpenAI client, unchanged but for the import."""

@@ -1,0 +1,1 @@
+"""Reflexion: attempts, a judge, and a memory of what each attempt lacked."""

@@ -1,0 +1,1 @@
+"""A supervisor and three specialists, each with a history of its own."""

@@ -1,0 +1,1 @@
+"""Agents that hand the conversation to each other."""

@@ -1,0 +1,86 @@
+"""The examples on real engines: they say what is recorded, and a role switch shares."""
+
+import re
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from examples.record import HERE, TASKS, read_notebook, run_notebook
+from tests.examples.conftest import Run
+from tests.served import Served
+
+pytestmark = pytest.mark.engine
+
+BLOCK = 32
+"""Tokens that are cached together."""
+
+ONE_HISTORY = sorted(TASKS.keys() - {"supervisor"})
+"""Examples whose roles all read one conversation."""
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_run_prints_what_is_recorded(name: str, runs: dict[str, Run]) -> None:
+    recorded = (HERE / name / "recorded.txt").read_text()
+    command, _, printed = recorded.partition("\n")
+
+    assert command == f"$ python -m examples.{name} --task {TASKS[name]}"
+    assert runs[name].printed == printed, "after a wanted change: python -m examples.record"
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_context_only_grows(name: str, runs: dict[str, Run]) -> None:
+    assert [call.prefix_break for call in runs[name].calls if call.prefix_break] == []
+    assert {call.affinity for call in runs[name].calls[1:]} == {"hit"}
+
+
+@pytest.mark.parametrize("name", ONE_HISTORY)
+def test_what_one_role_read_no_other_role_reads_again(name: str, runs: dict[str, Run]) -> None:
+    """A call finds what the one before it found, and so on: it computes what is new, and its tail.
+
+    Within a block, for roles that read the same context also share how their tails begin.
+    """
+    calls = runs[name].calls
+    found = [call.cached_tokens for call in calls]
+
+    assert found[0] == 0
+    assert found[1] >= BLOCK
+    assert all(later >= earlier - BLOCK for earlier, later in pairwise(found))
+    assert found[-1] > calls[-1].prompt_tokens / 2
+
+
+def test_histories_that_part_share_their_beginning(runs: dict[str, Run]) -> None:
+    calls = runs["supervisor"].calls
+
+    assert calls[0].cached_tokens == 0
+    assert min(call.cached_tokens for call in calls[1:]) >= BLOCK
+    assert [call.role for call in calls] == [
+        *["planner", "toolcaller"] * 3,
+        "solver",
+        "critic",
+    ]
+
+
+def test_three_lines_make_a_tutorial_graph_share(runs: dict[str, Run]) -> None:
+    found = re.search(
+        r"([\d,]+) of ([\d,]+) prompt tokens were cached", runs["tutorial_graph"].printed
+    )
+    assert found is not None
+    cached, prompt = (int(number.replace(",", "")) for number in found.groups())
+    calls = runs["tutorial_graph"].calls
+    after = sum(call.cached_tokens for call in calls) / sum(call.prompt_tokens for call in calls)
+
+    assert after > 2 * cached / prompt
+
+
+def test_the_notebook_says_what_is_recorded(served: Served) -> None:
+    assert texts(run_notebook(f"{served.url}/v1")) == texts(read_notebook())
+
+
+def texts(notebook: Any) -> list[Any]:
+    """The outputs of every cell, as text."""
+    return [
+        [output.get("text") or output["data"]["text/plain"] for output in cell.outputs]
+        for cell in notebook.cells
+        if cell.cell_type == "code"
+    ]
