@@ -63,6 +63,10 @@ tools = st.none() | st.lists(
 )
 
 
+# Of the role that spoke: the prompt says who did, behind the conversation.
+names = st.sampled_from([{}, {"name": "planner"}, {"name": "critic"}])
+
+
 @st.composite
 def calls(draw: st.DrawFn) -> dict[str, Any]:
     arguments: Any = draw(st.dictionaries(st.sampled_from("ab"), st.integers() | words, max_size=2))
@@ -85,9 +89,11 @@ def conversations(draw: st.DrawFn) -> Messages:
         if kind == "call":
             made = draw(st.lists(calls(), min_size=1, max_size=2))
             said = draw(st.none() | spoken_words)
-            messages.append({"role": "assistant", "content": said, "tool_calls": made})
+            messages.append(
+                {"role": "assistant", "content": said, "tool_calls": made, **draw(names)}
+            )
         elif kind == "assistant":
-            messages.append({"role": kind, "content": draw(spoken_words)})
+            messages.append({"role": kind, "content": draw(spoken_words), **draw(names)})
         else:
             as_parts = [{"type": "text", "text": draw(given_words)}]
             content = draw(given_words | st.just(as_parts))
@@ -215,7 +221,7 @@ LAYOUTS = [
 
 
 @given(messages=conversations(), tools=tools, layout=st.sampled_from(LAYOUTS))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 async def test_every_prompt_is_the_one_the_router_sends(
     merging: Path, messages: Messages, tools: Any, layout: LayoutSettings
 ) -> None:
@@ -225,7 +231,7 @@ async def test_every_prompt_is_the_one_the_router_sends(
 
 
 @given(messages=conversations(), tools=tools)
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 async def test_every_prompt_is_the_one_the_router_sends_with_smollm2(
     messages: Messages, tools: Any
 ) -> None:
@@ -238,7 +244,7 @@ async def test_every_prompt_is_the_one_the_router_sends_with_smollm2(
 
 
 @given(messages=conversations(), tools=tools, layout=st.sampled_from(LAYOUTS))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 async def test_a_prompt_to_be_answered_is_the_one_sent_without_a_session(
     merging: Path, messages: Messages, tools: Any, layout: LayoutSettings
 ) -> None:

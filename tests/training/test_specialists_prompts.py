@@ -13,8 +13,8 @@ from examples.specialists.episodes import Episode, Message
 from examples.specialists.generate import Row
 from examples.specialists.places import Place
 from prefillshare_agents.langgraph import Team
+from prefillshare_agents.testing import FakeServer
 from prefillshare_server.models.layout import Layout, context_first
-from tests.sdk.recording_server import RecordingServer
 
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}"
@@ -24,8 +24,8 @@ LAYOUT = Layout(context_first(CHATML, tail_role="user"), "user")
 
 
 @pytest.fixture
-def server() -> Iterator[RecordingServer]:
-    with RecordingServer() as running:
+def server() -> Iterator[FakeServer]:
+    with FakeServer() as running:
         yield running
 
 
@@ -52,11 +52,11 @@ def turns(episode: Episode) -> list[tuple[str, list[Message], Message]]:
     return found
 
 
-def test_a_rows_prompt_is_what_the_graph_sends(server: RecordingServer) -> None:
+def test_a_rows_prompt_is_what_the_graph_sends(server: FakeServer) -> None:
     high, low = known("Burj Khalifa", article=False), known("Eiffel Tower", article=True)
     asked = f"How many times higher is {high.spoken} than {low.spoken}?"
     planned = turns(Episode(asked, high, low, (high, low)))
-    server.script(*[wanted for _, _, wanted in planned])
+    server.script([wanted for _, _, wanted in planned])
     team = Team(server.url, ROLES)
 
     answer(Console(quiet=True), team, build(team), asked)

@@ -109,21 +109,24 @@ def train(
     ] = False,
     lora_rank: Annotated[
         int | None,
-        typer.Option(help="Rank of the adapter [128]; implies --lora.", rich_help_panel=_WHAT),
+        typer.Option(help="Rank of the adapter (128); implies --lora.", rich_help_panel=_WHAT),
     ] = None,
     lora_alpha: Annotated[
         float | None,
-        typer.Option(help="Its scale [twice the rank]; implies --lora.", rich_help_panel=_WHAT),
+        typer.Option(help="Its scale (twice the rank); implies --lora.", rich_help_panel=_WHAT),
     ] = None,
     lora_targets: Annotated[
         str | None,
         typer.Option(
-            help="Its linear layers [q_proj,o_proj,gate_proj,up_proj,down_proj]; implies --lora.",
+            help="Its linear layers (q_proj,o_proj,gate_proj,up_proj,down_proj); implies --lora.",
             rich_help_panel=_WHAT,
         ),
     ] = None,
     learning_rate: Annotated[
-        float, typer.Option("--learning-rate", "--lr", rich_help_panel=_HOW)
+        float,
+        typer.Option(
+            "--learning-rate", "--lr", help="The highest one, after warm-up.", rich_help_panel=_HOW
+        ),
     ] = 2e-5,
     learning_rate_grid: Annotated[
         str | None,
@@ -137,12 +140,17 @@ def train(
         str,
         typer.Option(help="cosine, linear or constant_with_warmup.", rich_help_panel=_HOW),
     ] = "cosine",
-    warmup_ratio: Annotated[float, typer.Option(rich_help_panel=_HOW)] = 0.03,
-    weight_decay: Annotated[float, typer.Option(rich_help_panel=_HOW)] = 0.1,
+    warmup_ratio: Annotated[
+        float,
+        typer.Option(help="Share of the steps in which the rate rises.", rich_help_panel=_HOW),
+    ] = 0.03,
+    weight_decay: Annotated[float, typer.Option(help="AdamW's.", rich_help_panel=_HOW)] = 0.1,
     max_grad_norm: Annotated[
         float, typer.Option(help="0 clips nothing.", rich_help_panel=_HOW)
     ] = 0.0,
-    epochs: Annotated[float, typer.Option(rich_help_panel=_HOW)] = 1.0,
+    epochs: Annotated[
+        float, typer.Option(help="How often each sample is used.", rich_help_panel=_HOW)
+    ] = 1.0,
     max_steps: Annotated[
         int | None, typer.Option(help="Optimizer steps, instead of epochs.", rich_help_panel=_HOW)
     ] = None,
@@ -156,7 +164,9 @@ def train(
         bool,
         typer.Option("--packing", help="Fill rows with several samples.", rich_help_panel=_HOW),
     ] = False,
-    seed: Annotated[int, typer.Option(rich_help_panel=_HOW)] = 0,
+    seed: Annotated[
+        int, typer.Option(help="Of the samples drawn and their order.", rich_help_panel=_HOW)
+    ] = 0,
     bf16: Annotated[
         bool, typer.Option("--bf16", help="Compute in bfloat16.", rich_help_panel=_RUN)
     ] = False,

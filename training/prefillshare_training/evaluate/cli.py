@@ -85,7 +85,7 @@ def evaluate(
         int | None,
         typer.Option(help="Use so many items, drawn with --seed.", rich_help_panel=_WHAT),
     ] = None,
-    seed: Annotated[int, typer.Option(rich_help_panel=_WHAT)] = 0,
+    seed: Annotated[int, typer.Option(help="Of the items drawn.", rich_help_panel=_WHAT)] = 0,
     max_tokens: Annotated[
         int | None,
         typer.Option(help="Longest answer; by default the task's.", rich_help_panel=_WHAT),
