@@ -88,7 +88,13 @@ def soak(
         int, typer.Option(help="Different sessions; after so many they repeat.", min=1)
     ] = 300,
     seed: Annotated[int, typer.Option(help="Draws sessions and victims.")] = 1,
-    results: Annotated[Path, typer.Option(help="Where the figures go, as JSON.")] = RESULTS,
+    results: Annotated[
+        Path,
+        typer.Option(
+            help="Where the figures go, as JSON.",
+            show_default="docs/results/soak.json of the checkout",
+        ),
+    ] = RESULTS,
 ) -> None:
     """Kill a worker every few seconds while many sessions talk, and check every token.
 

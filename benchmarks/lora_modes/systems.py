@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import os
 import re
-import signal
-import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
 
+from benchmarks.serving import START_S, family, serving, started
 from prefillshare_server.config import Cluster
 from prefillshare_server.launch.hardware import Hardware
 from prefillshare_server.launch.ports import free_ports
@@ -25,9 +22,6 @@ from prefillshare_server.models import checkpoint, store
 BLOCK = 32
 """Tokens per KV block."""
 RANK = 8
-START_S = 600
-STOP_S = 60
-PREFILLSHARE = (sys.executable, "-c", "from prefillshare_server.cli import main; main()")
 LONGEST = 8192
 """Tokens of a prompt and its answer, if the base can have so many."""
 
@@ -46,7 +40,7 @@ class Running:
 
     def rss_mb(self) -> float:
         """Memory of all its processes; what they share counts once."""
-        return sum(process.memory_full_info().pss for process in _family(self.pid)) / 2**20
+        return sum(process.memory_full_info().pss for process in family(self.pid)) / 2**20
 
 
 Start = Callable[["Setting", Path], AbstractContextManager[Running]]
@@ -95,7 +89,7 @@ def stock(setting: Setting, folder: Path) -> Iterator[Running]:
             "GOMP_SPINCOUNT": "1000",
         }
     url = f"http://127.0.0.1:{port}"
-    with _started(command, environment, url, folder / "stock.log") as (pid, ready_s):
+    with started(command, environment, url, folder / "stock.log") as (pid, ready_s):
 
         def in_use() -> int:
             share = _metric(httpx.get(f"{url}/metrics").text, "vllm:kv_cache_usage_perc")
@@ -107,7 +101,6 @@ def stock(setting: Setting, folder: Path) -> Iterator[Running]:
 def _ours(name: str, changes: Callable[[Setting], Mapping[str, Any]]) -> Start:
     @contextmanager
     def start(setting: Setting, folder: Path) -> Iterator[Running]:
-        [port] = free_ports(1)
         settings = {
             "base": {"model": setting.base},
             "kv": {"block_size": BLOCK},
@@ -115,55 +108,18 @@ def _ours(name: str, changes: Callable[[Setting], Mapping[str, Any]]) -> Start:
             # The adapters are drawn, not trained.
             "allow_untrained": True,
             "timeouts": {"start_s": START_S, "queue_s": START_S, "first_token_s": START_S},
-            "router": {"port": port},
         } | dict(changes(setting))
-        cluster = folder / f"{name}.yaml"
-        cluster.write_text(Cluster.model_validate(settings).to_yaml())
-        # Merges the adapters, where it comes to that: once, long before a cluster is started.
-        subprocess.run([*PREFILLSHARE, "check", cluster], check=True, capture_output=True)
-        command, url = [*PREFILLSHARE, "serve", str(cluster)], f"http://127.0.0.1:{port}"
-        with _started(command, {}, url, folder / f"{name}.log") as (pid, ready_s):
+        file = folder / f"{name}.yaml"
+        with serving(Cluster.model_validate(settings), file) as (url, pid, ready_s):
             yield Running(url, ready_s, lambda: _blocks_in_use(pid), pid)
 
     return start
 
 
-@contextmanager
-def _started(
-    command: Sequence[str], environment: Mapping[str, str], url: str, log: Path
-) -> Iterator[tuple[int, float]]:
-    """Process id, and seconds until it answered. Nothing of it is left at the end."""
-    started = time.monotonic()
-    with log.open("wb") as output:
-        server = subprocess.Popen(
-            command,
-            env=os.environ | environment,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-        )
-    try:
-        while not _answers(f"{url}/health"):
-            if server.poll() is not None or time.monotonic() > started + START_S:
-                said = "".join(log.read_text().splitlines(keepends=True)[-20:])
-                raise RuntimeError(f"{command[2]} does not start:\n{said}")
-            time.sleep(0.2)
-        yield server.pid, time.monotonic() - started
-    finally:
-        family = _family(server.pid) if server.poll() is None else []
-        server.terminate()
-        _, alive = psutil.wait_procs(family, STOP_S)
-        for process in alive:
-            process.kill()
-        with suppress(ProcessLookupError):
-            os.killpg(server.pid, signal.SIGKILL)
-        server.wait()
-
-
 def _blocks_in_use(pid: int) -> int:
     """Over the workers of a cluster, whose ports only its own processes know."""
     ports = set()
-    for process in _family(pid):
+    for process in family(pid):
         command = " ".join(process.cmdline())
         if (found := re.search(r"vllm_plugin\.worker .*--port (\d+)", command)) is not None:
             ports.add(found[1])
@@ -226,17 +182,5 @@ def write_adapters(base: str, folder: Path, roles: Sequence[str]) -> dict[str, P
     }
 
 
-def _answers(url: str) -> bool:
-    try:
-        return httpx.get(url, timeout=2).status_code == 200
-    except httpx.HTTPError:
-        return False
-
-
 def _metric(text: str, name: str) -> float:
     return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith(name))
-
-
-def _family(pid: int) -> list[psutil.Process]:
-    process = psutil.Process(pid)
-    return [process, *process.children(recursive=True)]
