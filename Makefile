@@ -2,13 +2,16 @@
 # Needs: Linux, Python 3.11+, make. Override: make test PYTHON=python3.12 PYTEST_ARGS='-k router'
 PYTHON ?= python3
 VENV ?= .venv
+# Processes that run tests at the same time (see tests/groups.py); 0 runs them in pytest's own.
+PROCESSES ?= 2
 PYTEST_ARGS ?=
 ACCURACY_ARGS ?=
 BIN := $(VENV)/bin
 OLDEST := .venv-oldest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast test-oldest results soak accuracy specialists lint format lock clean
+.PHONY: help setup demo test test-fast test-oldest results soak accuracy specialists docs docs-serve \
+        lint format lock clean
 
 help: ## Show this help
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -20,10 +23,10 @@ demo: setup ## Serve four roles on one shared prefill and run the ReAct example 
 	@$(BIN)/python -m examples.react.demo
 
 test: setup ## Run all tests, on real vLLM engines
-	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -n $(PROCESSES) $(PYTEST_ARGS)
 
-test-fast: setup ## Run the tests that start no engine (about a minute)
-	@$(BIN)/python -m pytest -m "not engine" $(PYTEST_ARGS)
+test-fast: setup ## Run the tests that start no engine
+	@$(BIN)/python -m pytest -n $(PROCESSES) -m "not engine" $(PYTEST_ARGS)
 
 test-oldest: ## Run the SDK's tests on the oldest openai it supports
 	@test -x $(OLDEST)/bin/python || $(PYTHON) -m venv $(OLDEST)
@@ -44,6 +47,13 @@ accuracy: setup ## Train and evaluate what docs/training.md shows; hours on two 
 specialists: setup ## Train the demo's four adapters again and measure them (about an hour)
 	@$(BIN)/python -m examples.specialists.build
 
+docs: setup ## Build the documentation site into site/; a broken link is an error
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+	@echo "site/index.html"
+
+docs-serve: setup ## Show the documentation at http://127.0.0.1:8100 while you write
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs serve --strict --dev-addr 127.0.0.1:8100
+
 lint: setup ## Check style and types
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
@@ -57,5 +67,5 @@ lock: ## Resolve the dependencies again and rewrite requirements/cpu.lock
 	@$(PYTHON) scripts/lock.py
 
 clean: ## Remove the virtual environment and every cache of the checkout
-	rm -rf $(VENV) $(OLDEST) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist build demo-report.json
+	rm -rf $(VENV) $(OLDEST) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist build site demo-report.json
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 LOCK = ROOT / "requirements" / "cpu.lock"
 
-EXTRAS = ("bench", "cpu", "dev", "langgraph", "lm-eval", "serving", "train")
+EXTRAS = ("bench", "cpu", "dev", "docs", "langgraph", "lm-eval", "serving", "train")
 # Resolved by name only: their own requirements would pull a CUDA build, plug-in hosts, or the
 # SDKs of every model provider.
 WITHOUT_DEPENDENCIES = (

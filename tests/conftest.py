@@ -1,14 +1,19 @@
-"""Fixtures of the whole suite: nothing may outlive the test that started it."""
+"""Fixtures of the whole suite: nothing may outlive the test that started it.
+
+`make test` runs the tests in several processes at once; `tests/groups.py` says which in which.
+"""
 
 import ctypes
 import itertools
+import os
 import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import hypothesis
 import psutil
 import pytest
 
@@ -16,6 +21,14 @@ if TYPE_CHECKING:
     import openai
 
     from tests.served import Served
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # The other processes use the other cores; threads that wait for each other would take them.
+    os.environ["OMP_NUM_THREADS"] = "1"
+
+# Machines are noisy.
+hypothesis.settings.register_profile("no deadline", hypothesis.settings(), deadline=None)
+hypothesis.settings.load_profile("no deadline")
 
 SETTLE_S = 15
 
@@ -27,20 +40,58 @@ PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Each process takes one group after another, in the order of the collection."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    from tests.groups import group
+
+    config.option.loadscopereorder = False
+    scheduler = LoadScopeScheduling(config, log)
+    scheduler._split_scope = group
+    return scheduler
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Several processes begin with the longest groups."""
+    if hasattr(config, "workerinput"):
+        from tests.groups import group, rank
+
+        items.sort(key=lambda item: rank(group(item.nodeid)))
+
+
 def _present() -> set[str]:
     """Processes and listening ports of this test run, and all shared memory of the machine."""
     me = psutil.Process()
     found = {f"shared memory {path.name}" for path in SHARED_MEMORY.iterdir()}
-    family = [me, *me.children(recursive=True)]
-    for process in family:
-        with suppress(psutil.NoSuchProcess):
+    sockets: set[tuple[str, int]] = set()
+    for process in [me, *me.children(recursive=True)]:
+        with suppress(psutil.NoSuchProcess, OSError):
             if process is not me and process.status() != psutil.STATUS_ZOMBIE:
                 found.add(f"process {process.pid}: {' '.join(process.cmdline())[:120]}")
-            found |= {
-                f"port {connection.laddr.port} of process {process.pid}"
-                for connection in process.net_connections(kind="tcp")
-                if connection.status == psutil.CONN_LISTEN
-            }
+            for descriptor in os.scandir(f"/proc/{process.pid}/fd"):
+                with suppress(FileNotFoundError):
+                    name = os.readlink(descriptor.path)
+                    if name.startswith("socket:"):
+                        sockets.add((name, process.pid))
+    listening = _listening() if sockets else {}
+    return found | {
+        f"port {listening[name]} of process {pid}" for name, pid in sockets if name in listening
+    }
+
+
+def _listening() -> dict[str, int]:
+    """Ports that any process listens on, by the name of its descriptor.
+
+    Read once for all processes: psutil would read every connection again for each of them.
+    """
+    found = {}
+    for table in ("tcp", "tcp6"):
+        for line in Path("/proc/net", table).read_text().splitlines():
+            if " 0A " in line:  # TCP_LISTEN
+                _, local, _, _, _, _, _, _, _, inode, *_ = line.split()
+                found[f"socket:[{inode}]"] = int(local.rpartition(":")[2], 16)
     return found
 
 
@@ -71,10 +122,11 @@ def nothing_left_behind() -> Iterator[None]:
     yield
     deadline = time.monotonic() + SETTLE_S
     while left := _present() - before:
-        if time.monotonic() > deadline:
+        if any(each.startswith("shared memory") for each in left):
             left -= _of_others()
-            assert not left, f"the test left behind: {sorted(left)}"
+        if not left:
             return
+        assert time.monotonic() < deadline, f"the test left behind: {sorted(left)}"
         time.sleep(0.1)
 
 
@@ -84,7 +136,9 @@ def tiny_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     # Imported here, for the SDK's tests also run where only the SDK is installed.
     from prefillshare_server.models import store, tiny
 
-    home = tmp_path_factory.mktemp("home")
+    folder = tmp_path_factory.getbasetemp()
+    # Of several processes one builds each model, and the others wait for it.
+    home = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "home"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PREFILLSHARE_HOME", str(home))
         for name in tiny.FAMILY:

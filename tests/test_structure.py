@@ -11,6 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGES = {
     "prefillshare_agents": ROOT,
+    "prefillshare_prefix": ROOT,
     "prefillshare_server": ROOT / "server",
     "prefillshare_training": ROOT / "training",
 }
@@ -42,7 +43,9 @@ def test_every_file_fits_in_a_head() -> None:
     assert {name: lines for name, lines in lengths.items() if lines > LONGEST_FILE} == {}
 
 
-@pytest.mark.parametrize("command", ["", "serve", "check", "models", "roles", "train", "eval"])
+@pytest.mark.parametrize(
+    "command", ["", "serve", "check", "models", "roles", "lint", "train", "eval"]
+)
 def test_help_loads_neither_torch_nor_vllm(command: str) -> None:
     program = (
         "import sys; from prefillshare_server.cli import app\n"
@@ -73,7 +76,7 @@ def test_every_test_that_guarantees_names_exists() -> None:
 
 DOCUMENTS = sorted(
     path
-    for pattern in ("*.md", "docs/*.md", "examples/*/*.md", "docs/results/*.json")
+    for pattern in ("*.md", "docs/**/*.md", "examples/*/*.md", "docs/results/*.json")
     for path in ROOT.glob(pattern)
 )
 
