@@ -6,10 +6,11 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, groupby
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 from prefillshare_prefix import Layout
+from prefillshare_prefix.speakers import legend
 
 SYSTEM_ROLES = ("system", "developer")
 _OPENER = "<|im_start|>assistant\n"
@@ -78,8 +79,8 @@ def render(
         (i for i, item in enumerate(messages) if item["role"] not in SYSTEM_ROLES), len(messages)
     )
     parts = [text for item in messages[:start] if (text := content_text(item).strip())]
-    if legend := _legend(messages):
-        parts.append(legend)
+    if speakers := legend(messages):
+        parts.append(speakers)
     if tools:
         listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
         parts.append(f"# Tools\n\n<tools>\n{listed}\n</tools>")
@@ -88,18 +89,6 @@ def render(
     if layout == "model":
         return Prompt(own, context, _OPENER)
     return Prompt("", context, own + _OPENER)
-
-
-def _legend(messages: Sequence[Mapping[str, Any]]) -> str:
-    """Who wrote which answer, where they have names: those stay out of the context."""
-    names = [str(m.get("name") or "") for m in messages if m["role"] == "assistant"]
-    parts = []
-    for name, run in groupby(enumerate(names, 1), key=lambda item: item[1]):
-        numbers = [number for number, _ in run]
-        if name:
-            span = f"{numbers[0]}-{numbers[-1]}" if len(numbers) > 1 else f"{numbers[0]}"
-            parts.append(f"{span} {name}")
-    return f"Assistant messages so far: {', '.join(parts)}." if parts else ""
 
 
 def content_text(message: Mapping[str, Any]) -> str:
