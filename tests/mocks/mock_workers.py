@@ -148,6 +148,8 @@ class MockPrefill(MockWorker):
     def __init__(self, cluster: MockCluster, worker_id: str) -> None:
         super().__init__(cluster, worker_id)
         self.fault: PrefillFault | None = None
+        self.faulty_calls: int | None = None
+        """How many prefills `fault` meets before it goes by itself; `None`: all."""
         self.gate = asyncio.Event()
         """`slow` prefills wait for it."""
         self.released: list[str] = []
@@ -191,35 +193,43 @@ class MockPrefill(MockWorker):
         self.expect(bool(call_id), "no X-Request-Id")
         self.expect(call_id not in self.request_ids, "an X-Request-Id for the second time")
         self.request_ids.append(call_id)
+        fault = self._fault_of_this_call()
         self.expect(body["model"] == "base", f"model {body['model']!r}")
         self.expect(body["max_tokens"] == 1 and not body["stream"], "not a plain prefill")
         params = body.get("kv_transfer_params")
         self.expect(params is None or params["do_remote_decode"], "no do_remote_decode")
         salt = body.get("cache_salt")
         self.expect(not {"tools", "messages", "n"} & body.keys(), f"extra fields {sorted(body)}")
-        if self.fault == "hang":
+        if fault == "hang":
             await asyncio.sleep(SILENCE_S)
-        if self.fault == "grant_unseen":
+        if fault == "grant_unseen":
             try:
                 await asyncio.sleep(SILENCE_S)
             finally:
-                self._lease(ids, salt, call_id)
-        if self.fault == "slow":
+                self._lease(ids, salt, call_id, fault)
+        if fault == "slow":
             await self.gate.wait()
-        if self.fault == "drop":
+        if fault == "drop":
             assert request.transport is not None
             request.transport.abort()
             return web.Response()
-        if self.fault == "status_500":
+        if fault == "status_500":
             return error_answer(500, "Internal server error", 500)
-        if self.fault == "status_400":
+        if fault == "status_400":
             return error_answer(400, "Token id 99999 is out of vocabulary", 400)
         if params is None:
             details = {"cached_tokens": cached} if (cached := self._computed(ids, salt)) else None
             usage = {"prompt_tokens": len(ids), "prompt_tokens_details": details}
             return web.json_response({"choices": [{}], "usage": usage})
-        lease = self._lease(ids, salt, call_id)
+        lease = self._lease(ids, salt, call_id, fault)
         return web.json_response({"choices": [{}], "kv_transfer_params": lease})
+
+    def _fault_of_this_call(self) -> PrefillFault | None:
+        if self.faulty_calls == 0:
+            return None
+        if self.faulty_calls is not None:
+            self.faulty_calls -= 1
+        return self.fault
 
     def _computed(self, ids: list[int], salt: str | None) -> int:
         """Fill the cache with `ids`; returns how many of them it had."""
@@ -230,10 +240,12 @@ class MockPrefill(MockWorker):
         self._cache |= {(salt, *ids[:end]) for end in range(BLOCK, len(ids) + 1, BLOCK)}
         return cached
 
-    def _lease(self, ids: list[int], salt: str | None, call_id: str) -> dict[str, Any]:
+    def _lease(
+        self, ids: list[int], salt: str | None, call_id: str, fault: PrefillFault | None
+    ) -> dict[str, Any]:
         cached = self._computed(ids, salt)
         number = next(self.cluster.numbers)
-        given_up = self.fault == "no_blocks" or call_id in self.released
+        given_up = fault == "no_blocks" or call_id in self.released
         blocks = 0 if given_up else -(-len(ids) // BLOCK)
         params = {
             "do_remote_prefill": True,

@@ -309,11 +309,11 @@ async def test_leases_that_nobody_took_are_given_back(start: Start) -> None:
         worker = bench.prefill[0]
         made = worker._lease
 
-        def once(ids: list[int], salt: str | None, call_id: str) -> dict[str, Any]:
+        def once(*call: Any) -> dict[str, Any]:
             worker.fault = "status_400"
-            return made(ids, salt, call_id)
+            return made(*call)
 
-        worker._lease = once  # type: ignore[method-assign]
+        worker._lease = once  # type: ignore[method-assign,assignment]
         status, _, _ = await bench.chat(n=2)
         assert status == 400
         assert not await bench.settled()

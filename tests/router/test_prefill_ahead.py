@@ -32,7 +32,7 @@ async def call(bench: Bench, *more: str, role: str = "alpha", **fields: Any) -> 
 
 
 async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.005)
 
