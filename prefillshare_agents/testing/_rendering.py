@@ -79,7 +79,8 @@ def render(
         (i for i, item in enumerate(messages) if item["role"] not in SYSTEM_ROLES), len(messages)
     )
     parts = [text for item in messages[:start] if (text := content_text(item).strip())]
-    if speakers := legend(messages):
+    # With layout "model" the server leaves names to the base's own template, which may drop them.
+    if layout == "context_first" and (speakers := legend(messages)):
         parts.append(speakers)
     if tools:
         listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)

@@ -250,6 +250,23 @@ async def test_both_refuse_to_prefill_for_all_roles_what_stands_behind_a_head(
                 assert await answered(bench.http, fake.url.removesuffix("/v1"), request) == real
 
 
+@pytest.mark.parametrize(("layout", "told"), [("context_first", True), ("model", False)])
+async def test_both_tell_a_role_who_answered_only_where_they_lay_out_the_prompt(
+    start: Start, layout: Any, told: bool
+) -> None:
+    kind = layout.replace("_", "-")
+    named = {**GROWN[1], "name": "beta"}
+    with FakeServer(["alpha", "beta"], layout=layout) as fake:
+        async with start(settings={"layout": {"kind": kind}}) as bench:
+            for url in (bench.url, fake.url.removesuffix("/v1")):
+                counts = []
+                for answer in (GROWN[1], named):
+                    body = {"model": "alpha", "messages": [ASK, answer, ASK]}
+                    async with bench.http.post(f"{url}/tokenize", json=body) as response:
+                        counts.append((await response.json())["count"])
+                assert (counts[1] > counts[0]) == told
+
+
 async def test_the_fake_servers_tool_calls_are_those_of_a_worker(
     bench: Bench, fake: FakeServer
 ) -> None:
