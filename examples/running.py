@@ -12,11 +12,11 @@ import typer
 from langchain_core.messages import AIMessage, BaseMessage
 from rich.console import Console
 
-from prefillshare_agents import Session, SessionTotals
+from prefillshare_agents import Session, SessionUsage
 from prefillshare_agents.langgraph import Team
 
 URL = "http://127.0.0.1:8000/v1"
-BaseUrl = Annotated[str, typer.Option(help="The router's address.")]
+BaseUrl = Annotated[str, typer.Option(help="The router's address.", envvar="OPENAI_BASE_URL")]
 Questions = Annotated[
     Path, typer.Option(help="JSON lines with a `question` each.", exists=True, dir_okay=False)
 ]
@@ -43,8 +43,13 @@ def read(path: Path, task: int | None) -> list[list[str]]:
         ) from error
     if not turns:
         raise typer.BadParameter(f"{path} has no question")
-    first = random.randrange(10**7, 10**8 - len(turns)) if task is None else task
-    return [[f"Task {first + n}. {asked}", *then] for n, (asked, *then) in enumerate(turns)]
+    first = random.randrange(10**8) if task is None else task
+    # Other digits from the first one on: with those in common, prompts would share a KV block.
+    numbers = ((first + n * 11_111_111) % 10**8 for n in range(len(turns)))
+    return [
+        [f"Task {number:08}. {asked}", *then]
+        for number, (asked, *then) in zip(numbers, turns, strict=True)
+    ]
 
 
 def check_server(base_url: str, roles: Sequence[str]) -> None:
@@ -71,9 +76,8 @@ def run(graph: Any, team: Team, turns: Sequence[str], console: Console) -> Sessi
             asked = {"messages": [("user", text)]}
             for update in graph.stream(asked, config, stream_mode="updates"):
                 show(console, update, shown)
-    totals = session.totals()
     session.close()
-    print_usage(console, session, totals)
+    print_usage(console, session.usage)
     return session
 
 
@@ -104,11 +108,11 @@ def text_of(message: BaseMessage) -> str:
     return " ".join([str(message.text), *said])
 
 
-def print_usage(console: Console, session: Session, totals: SessionTotals) -> None:
-    """Print the session's table, and beside it what one prefill per model would have computed."""
+def print_usage(console: Console, usage: SessionUsage) -> None:
+    """Print the session table, and below it what one prefill per model would have computed."""
     console.print()
-    console.print(session.usage)
-    computed, alone = totals.computed_tokens, totals.per_model_prefill_tokens
+    console.print(usage)
+    computed, alone = usage.computed_tokens, usage.per_model_prefill_tokens
     console.print(
         f"One prefill per model would have computed {alone:,} prompt tokens"
         + (f": {alone / computed:.1f} times as many." if computed else ".")

@@ -30,9 +30,8 @@ def run(base_url: str, question: str, console: Console) -> Session:
     for completion in completions:
         say(console, completion.model, str(completion.choices[0].message.content))
         session.record(cost(completion))
-    totals = session.totals()
     session.close()
-    print_usage(console, session, totals)
+    print_usage(console, session.usage)
     return session
 
 

@@ -1,4 +1,4 @@
-"""`python -m examples.react`: run the ReAct graph on a served cluster and report its figures."""
+"""`python -m examples.react`: run the ReAct graph on a served cluster and show what it cost."""
 
 import json
 import re
@@ -12,15 +12,16 @@ from rich.console import Console
 
 from examples.react.graph import build
 from examples.react.report import (
-    SessionRun,
     preemptions,
+    print_all,
     print_specialists,
-    print_tables,
     report,
     success_rates,
 )
 from examples.react.roles import ROLES
+from examples.running import URL, BaseUrl, Questions, Task, check_server, print_usage, read
 from examples.specialists.live import measure
+from prefillshare_agents import Session
 from prefillshare_agents.langgraph import Team
 
 QUESTIONS = Path(__file__).with_name("questions.jsonl")
@@ -28,84 +29,59 @@ STYLES = dict(zip(ROLES, ("cyan", "yellow", "green", "magenta"), strict=True))
 
 
 def main(
-    base_url: Annotated[
-        str, typer.Option(help="The router's address.")
-    ] = "http://127.0.0.1:8000/v1",
-    questions: Annotated[
-        Path, typer.Option(help="JSON lines with a `question` each.", exists=True, dir_okay=False)
-    ] = QUESTIONS,
+    base_url: BaseUrl = URL,
+    questions: Questions = QUESTIONS,
+    task: Task = None,
     report_file: Annotated[
         Path | None, typer.Option("--report", help="Where to write the figures as JSON.")
     ] = None,
     held_out: Annotated[
-        int, typer.Option(min=0, help="Held-out items per role to compare with the base; 0: none.")
-    ] = 10,
-) -> None:
-    """Answer each question in a session of its own and show what every model call cost.
+        int, typer.Option(min=0, help="Held-out items per role to compare with the base.")
+    ] = 0,
+) -> list[Session]:
+    """Answer each question in a session of its own; show what it cost.
 
-    Then give each role held-out items of its job, and the base the same ones.
+    With --held-out, then give each role items of its job, and the base the same ones.
     """
-    console = Console(highlight=False)
-    console.print("Four specialists, one prefill worker's KV.")
-    try:
-        preempted_before = preemptions(base_url)
-    except OSError as error:
-        raise typer.BadParameter(
-            f"no server answers at {base_url} ({error}); "
-            "start one with: prefillshare serve examples/react/cluster.yaml"
-        ) from error
-    team = Team(base_url, ROLES)
+    check_server(base_url, ROLES)
+    team, console = Team(base_url, ROLES), Console(highlight=False)
     graph = build(team)
+    preempted_before = preemptions(base_url)
     started = time.perf_counter()
-    runs = [answer(console, team, graph, question) for question in read(questions)]
+    sessions = [answer(console, team, graph, turns[0]) for turns in read(questions, task)]
     figures = report(
-        runs,
+        sessions,
         wall_s=time.perf_counter() - started,
         preemptions=preemptions(base_url) - preempted_before,
     )
     team.close()
-    console.print()
-    print_tables(console, runs, figures)
+    print_all(console, sessions, figures)
     if held_out:
         figures["specialists"] = success_rates(measure(base_url, held_out))
         print_specialists(console, figures["specialists"])
     if report_file is not None:
         report_file.write_text(json.dumps(figures, indent=2) + "\n")
+    return sessions
 
 
-def read(path: Path) -> list[str]:
-    """Return the questions of a JSON lines file. Exits with a message if there are none."""
-    try:
-        found = [json.loads(line)["question"] for line in path.read_text().splitlines() if line]
-    except (ValueError, KeyError, TypeError) as error:
-        raise typer.BadParameter(
-            f"{path}: each line needs a JSON object with `question`"
-        ) from error
-    if not found:
-        raise typer.BadParameter(f"{path} has no question")
-    return found
-
-
-def answer(console: Console, team: Team, graph: Any, question: str) -> SessionRun:
+def answer(console: Console, team: Team, graph: Any, question: str) -> Session:
     """Run the graph on one question in a new session, printing each step as it streams."""
     console.print(f"\n[bold]{question}[/]")
     speaking = None
     with team.session() as session:
-        # Unlike in any earlier run: its KV may still be cached and would flatter the figures.
-        task = f"Task {session.id[:8]}. {question}"
-        steps = graph.stream({"messages": [("user", task)]}, stream_mode="messages")
+        steps = graph.stream({"messages": [("user", question)]}, stream_mode="messages")
         for message, step in steps:
             if isinstance(message, ToolMessage):
-                console.print(f"\n{'→':>10}  {message.text}", style="dim", end="")
+                console.print(f"\n{message.name:>10}  {message.text}", style="dim", end="")
             elif isinstance(message, AIMessageChunk):
                 if speaking != message.id:
                     role, speaking = step["langgraph_node"], message.id
                     console.print(f"\n[{STYLES[role]}]{role:>10}[/]  ", end="")
                 console.print(text_of(message), end="", markup=False)
     console.print()
-    run = SessionRun(session.id, session.calls, session.totals())
     session.close()
-    return run
+    print_usage(console, session.usage)
+    return session
 
 
 def text_of(chunk: AIMessageChunk) -> str:

@@ -18,6 +18,9 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 REPORT = ROOT / "demo-report.json"
 
+HELD_OUT = 10
+"""Items of each role's job that the specialist and the base are compared on."""
+
 READY_S = 600
 RUN_S = 600
 STOP_S = 60
@@ -89,9 +92,8 @@ def serve_and_run() -> int:
     """The exit code of the example. Nothing runs any more when this returns or raises."""
     with serving() as url:
         example = [sys.executable, "-m", "examples.react", "--base-url", f"{url}/v1"]
-        run = subprocess.run(
-            [*example, "--report", str(REPORT)], cwd=ROOT, timeout=RUN_S, check=False
-        )
+        options = ["--held-out", str(HELD_OUT), "--report", str(REPORT)]
+        run = subprocess.run([*example, *options], cwd=ROOT, timeout=RUN_S, check=False)
     if run.returncode == 0:
         print(f"\nEvery figure of this run is in {REPORT.name}.")
     return run.returncode

@@ -1,55 +1,52 @@
-"""The figures of a run: a table per call, the sessions' totals, and the same as JSON.
+"""The figures of a run over all its sessions, printed and as JSON.
 
-All token and byte counts are the server's: of each call its `prefillshare` object, of each
-session `GET /v1/sessions/{id}`. Only times are taken here, at the client.
+All token and byte counts are the server's, of each call its `prefillshare` object. Only times are
+taken here, at the client.
 """
 
 import re
 import urllib.request
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from examples.running import print_usage
 from examples.specialists.live import Success
-from prefillshare_agents import CallRecord, SessionTotals
+from prefillshare_agents import CallRecord, Session, SessionUsage
 
 
-@dataclass(frozen=True)
-class SessionRun:
-    """One finished session."""
-
-    id: str
-    calls: tuple[CallRecord, ...]
-    totals: SessionTotals
-
-    @property
-    def switches(self) -> int:
-        return sum(before.role != after.role for before, after in pairwise(self.calls))
-
-
-def report(runs: Sequence[SessionRun], *, wall_s: float, preemptions: int) -> dict[str, Any]:
+def report(sessions: Sequence[Session], *, wall_s: float, preemptions: int) -> dict[str, Any]:
     """Return the content of `demo-report.json`."""
-    calls = [call for run in runs for call in run.calls]
-    workers = [{call.prefill_worker for call in run.calls} for run in runs]
+    usage = usage_of(sessions)
+    calls = [call for session in sessions for call in session.calls]
+    workers = [{call.prefill_worker for call in session.calls} for session in sessions]
     return {
-        "calls": len(calls),
-        "model_switches": sum(run.switches for run in runs),
-        "sessions": len(runs),
+        "calls": usage.calls,
+        "model_switches": sum(switches(session) for session in sessions),
+        "sessions": len(sessions),
         "prefill_workers_per_session": max(len(used) for used in workers),
-        "prompt_tokens": sum(call.prompt_tokens for call in calls),
-        "prefill_computed_tokens": sum(call.computed_tokens for call in calls),
-        "prefill_cached_tokens": sum(call.cached_tokens for call in calls),
-        "per_model_prefill_tokens": sum(run.totals.per_model_prefill_tokens for run in runs),
+        "prompt_tokens": usage.prompt_tokens,
+        "prefill_computed_tokens": usage.computed_tokens,
+        "prefill_cached_tokens": usage.cached_tokens,
+        "per_model_prefill_tokens": usage.per_model_prefill_tokens,
         "decode_prompt_tokens_computed": sum(call.decode_prompt_tokens_computed for call in calls),
-        "handoff_bytes": sum(call.handoff_bytes for call in calls),
+        "handoff_bytes": usage.handoff_bytes,
         "preemptions": preemptions,
         "wall_s": round(wall_s, 2),
-        "per_call": [_per_call(run.id, call) for run in runs for call in run.calls],
+        "per_call": [_per_call(each.id, call) for each in sessions for call in each.calls],
     }
+
+
+def usage_of(sessions: Sequence[Session]) -> SessionUsage:
+    return SessionUsage.of(call for session in sessions for call in session.calls)
+
+
+def switches(session: Session) -> int:
+    """Return how many calls of a session went to another model than the call before."""
+    return sum(before.role != after.role for before, after in pairwise(session.calls))
 
 
 def _per_call(session: str, call: CallRecord) -> dict[str, Any]:
@@ -107,69 +104,13 @@ def print_specialists(console: Console, rates: Mapping[str, Mapping[str, Any]]) 
     console.print(table)
 
 
-def print_tables(console: Console, runs: Sequence[SessionRun], figures: dict[str, Any]) -> None:
-    for number, run in enumerate(runs, 1):
-        console.print(_calls_table(f"Session {number}", run))
-    console.print(_totals_table(figures))
-    computed = figures["prefill_computed_tokens"]
-    alone = figures["per_model_prefill_tokens"]
+def print_all(console: Console, sessions: Sequence[Session], figures: Mapping[str, Any]) -> None:
+    """Print what several sessions cost together, in the table of one; and who read what."""
+    if len(sessions) > 1:
+        console.print(f"\n[bold]All {len(sessions)} sessions[/]")
+        print_usage(console, usage_of(sessions))
     console.print(
-        f"The shared prefill computed [bold]{computed:,}[/] prompt tokens. One prefill per model, "
-        f"each with its own prefix cache, would have computed [bold]{alone:,}[/]"
-        + (f": {alone / computed:.1f} times as many." if computed else ".")
+        f"{figures['model_switches']} of {figures['calls']} calls went to another model than the "
+        f"call before.\nDecode workers computed {figures['decode_prompt_tokens_computed']} prompt "
+        "tokens, the last one of each prompt."
     )
-
-
-def _calls_table(title: str, run: SessionRun) -> Table:
-    table = Table(
-        title=title,
-        title_justify="left",
-        caption=f"One prefill per model: {run.totals.per_model_prefill_tokens:,} tokens computed",
-        caption_justify="left",
-    )
-    table.add_column("role")
-    for name in ("prompt", "computed", "cached", "handed off", "TTFT", "decoded"):
-        table.add_column(name, justify="right")
-    for call in run.calls:
-        table.add_row(
-            call.role,
-            f"{call.prompt_tokens:,}",
-            f"{call.computed_tokens:,}",
-            f"{call.cached_tokens:,}",
-            f"{call.handoff_bytes / 1e6:.1f} MB",
-            "" if call.ttft_s is None else f"{call.ttft_s:.2f} s",
-            f"{call.completion_tokens:,}",
-        )
-    totals = run.totals
-    table.add_section()
-    table.add_row(
-        "session",
-        f"{totals.prompt_tokens:,}",
-        f"{totals.computed_tokens:,}",
-        f"{totals.cached_tokens:,}",
-        f"{totals.handoff_bytes / 1e6:.1f} MB",
-        "",
-        f"{totals.generated_tokens:,}",
-        style="bold",
-    )
-    return table
-
-
-def _totals_table(figures: dict[str, Any]) -> Table:
-    table = Table(title="All sessions", title_justify="left", show_header=False)
-    table.add_column()
-    table.add_column(justify="right")
-    for name, key in [
-        ("model calls", "calls"),
-        ("model switches", "model_switches"),
-        ("prompt tokens", "prompt_tokens"),
-        ("… computed by the shared prefill", "prefill_computed_tokens"),
-        ("… found in its cache", "prefill_cached_tokens"),
-        ("… computed by decode workers (the last of each prompt)", "decode_prompt_tokens_computed"),
-        ("one prefill per model would have computed", "per_model_prefill_tokens"),
-        ("calls preempted", "preemptions"),
-    ]:
-        table.add_row(name, f"{figures[key]:,}")
-    table.add_row("KV handed off", f"{figures['handoff_bytes'] / 1e6:,.1f} MB")
-    table.add_row("wall time", f"{figures['wall_s']:.1f} s")
-    return table

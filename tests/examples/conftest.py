@@ -5,22 +5,25 @@ import importlib
 import io
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
 from examples.record import COLUMNS, HERE, TASKS
 from prefillshare_agents import CallRecord
 from prefillshare_server.config import Cluster
+from prefillshare_server.lint.recorder import recording
 from tests.served import Served, serve_in_thread
 
 
 @dataclass(frozen=True)
 class Run:
-    """What an example's command printed, and the calls of its one session."""
+    """What an example's command printed, the calls of each session, and all of its requests."""
 
     name: str
     printed: str
-    calls: tuple[CallRecord, ...]
+    sessions: tuple[tuple[CallRecord, ...], ...]
+    trace: Path
 
 
 @pytest.fixture(scope="package")
@@ -32,16 +35,22 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 @pytest.fixture(scope="package")
-def runs(served: Served) -> dict[str, Run]:
+def runs(served: Served, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
     """Every recorded command, run once."""
+    folder = tmp_path_factory.mktemp("traces")
+    found = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("COLUMNS", COLUMNS)
-        return {name: run(name, task, f"{served.url}/v1") for name, task in TASKS.items()}
+        for name, task in TASKS.items():
+            trace = folder / f"{name}.jsonl"
+            with recording(f"{served.url}/v1", trace) as base_url:
+                found[name] = run(name, task, base_url, trace)
+    return found
 
 
-def run(name: str, task: int, base_url: str) -> Run:
+def run(name: str, task: int, base_url: str, trace: Path) -> Run:
     # In this process: starting one and importing LangGraph would take longer than the calls.
     program = importlib.import_module(f"examples.{name}.__main__")
     with contextlib.redirect_stdout(io.StringIO()) as printed:
-        [session] = program.main(base_url=base_url, task=task)
-    return Run(name, printed.getvalue(), session.calls)
+        sessions = program.main(base_url=base_url, task=task)
+    return Run(name, printed.getvalue(), tuple(session.calls for session in sessions), trace)

@@ -6,7 +6,17 @@ from typing import Any
 
 import pytest
 
-from examples.record import HERE, TASKS, read_notebook, run_notebook
+from examples.record import (
+    COLUMNS,
+    CONTROL,
+    HERE,
+    LINT,
+    TASKS,
+    read_notebook,
+    run_notebook,
+    without_ids,
+)
+from prefillshare_server.cli import app
 from tests.examples.conftest import Run
 from tests.served import Served
 
@@ -21,17 +31,24 @@ ONE_HISTORY = sorted(TASKS.keys() - {"supervisor"})
 
 @pytest.mark.parametrize("name", TASKS)
 def test_a_run_prints_what_is_recorded(name: str, runs: dict[str, Run]) -> None:
-    recorded = (HERE / name / "recorded.txt").read_text()
-    command, _, printed = recorded.partition("\n")
+    [first, *_] = recorded(name)
+    command, _, printed = first.partition("\n")
 
-    assert command == f"$ python -m examples.{name} --task {TASKS[name]}"
+    assert command == f"python -m examples.{name} --task {TASKS[name]}"
     assert runs[name].printed == printed, "after a wanted change: python -m examples.record"
+
+
+def recorded(name: str) -> list[str]:
+    """The recorded commands, each with what it printed."""
+    text = (HERE / name / "recorded.txt").read_text()
+    return text.removeprefix("$ ").split("\n$ ")
 
 
 @pytest.mark.parametrize("name", TASKS)
 def test_a_context_only_grows(name: str, runs: dict[str, Run]) -> None:
-    assert [call.prefix_break for call in runs[name].calls if call.prefix_break] == []
-    assert {call.affinity for call in runs[name].calls[1:]} == {"hit"}
+    for calls in runs[name].sessions:
+        assert [call.prefix_break for call in calls if call.prefix_break] == []
+        assert {call.affinity for call in calls[1:]} == {"hit"}
 
 
 @pytest.mark.parametrize("name", ONE_HISTORY)
@@ -40,17 +57,17 @@ def test_what_one_role_read_no_other_role_reads_again(name: str, runs: dict[str,
 
     Within a block, for roles that read the same context also share how their tails begin.
     """
-    calls = runs[name].calls
-    found = [call.cached_tokens for call in calls]
+    for calls in runs[name].sessions:
+        found = [call.cached_tokens for call in calls]
 
-    assert found[0] == 0
-    assert found[1] >= BLOCK
-    assert all(later >= earlier - BLOCK for earlier, later in pairwise(found))
-    assert found[-1] > calls[-1].prompt_tokens / 2
+        assert found[0] == 0
+        assert found[1] >= BLOCK
+        assert all(later >= earlier - BLOCK for earlier, later in pairwise(found))
+        assert found[-1] > calls[-1].prompt_tokens / 2
 
 
 def test_histories_that_part_share_their_beginning(runs: dict[str, Run]) -> None:
-    calls = runs["supervisor"].calls
+    [calls] = runs["supervisor"].sessions
 
     assert calls[0].cached_tokens == 0
     assert min(call.cached_tokens for call in calls[1:]) >= BLOCK
@@ -62,15 +79,29 @@ def test_histories_that_part_share_their_beginning(runs: dict[str, Run]) -> None
 
 
 def test_three_lines_make_a_tutorial_graph_share(runs: dict[str, Run]) -> None:
-    found = re.search(
-        r"([\d,]+) of ([\d,]+) prompt tokens were cached", runs["tutorial_graph"].printed
-    )
+    found = re.search(r"([\d,]+) of ([\d,]+) prompt tokens were cached", runs[CONTROL].printed)
     assert found is not None
     cached, prompt = (int(number.replace(",", "")) for number in found.groups())
-    calls = runs["tutorial_graph"].calls
+    [calls] = runs[CONTROL].sessions
     after = sum(call.cached_tokens for call in calls) / sum(call.prompt_tokens for call in calls)
 
     assert after > 2 * cached / prompt
+
+
+def test_in_the_models_own_layout_the_three_lines_share_nothing_more(
+    runs: dict[str, Run], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", COLUMNS)
+    [_, control] = recorded(CONTROL)
+    command, _, printed = control.partition("\n")
+
+    app([LINT[0], str(runs[CONTROL].trace), *LINT[2:]], standalone_mode=False)
+
+    assert command == f"prefillshare {' '.join(LINT)}"
+    shown = without_ids(capsys.readouterr().out)
+    assert shown == printed
+    before, after, _ = (float(part) for part in re.findall(r"([\d.]+)% shared", shown))
+    assert after < before
 
 
 def test_the_notebook_says_what_is_recorded(served: Served) -> None:

@@ -109,7 +109,7 @@ def test_each_conversation_of_a_file_has_a_number_of_its_own(tmp_path: Path) -> 
     file = tmp_path / "questions.jsonl"
     file.write_text('{"question": "One?", "then": ["Sure?"]}\n\n{"question": "Two?"}\n')
 
-    assert read(file, 12345678) == [["Task 12345678. One?", "Sure?"], ["Task 12345679. Two?"]]
+    assert read(file, 12345678) == [["Task 12345678. One?", "Sure?"], ["Task 23456789. Two?"]]
 
 
 def test_a_file_without_questions_is_refused(tmp_path: Path) -> None:

@@ -2,18 +2,18 @@
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from examples.react.__main__ import answer, read
+from examples.react.__main__ import answer
 from examples.react.graph import ATTEMPTS, ROUNDS, build
-from examples.react.report import SessionRun, report, success_rates
+from examples.react.report import report, success_rates, switches
 from examples.react.roles import INSTRUCTIONS, ROLES, TOOLS
 from examples.react.tools import FACTS, evaluate
 from examples.specialists.live import Success
+from prefillshare_agents import Session
 from prefillshare_agents.langgraph import Team
 from prefillshare_agents.testing import Answer, FakeServer
 
@@ -49,7 +49,7 @@ def team(server: FakeServer) -> Iterator[Team]:
     made.close()
 
 
-def run(team: Team) -> SessionRun:
+def run(team: Team) -> Session:
     console = Console(quiet=True)
     return answer(console, team, build(team), "How much higher is Burj Khalifa than Big Ben?")
 
@@ -60,7 +60,7 @@ def test_a_run_thinks_acts_and_observes_until_it_can_answer(team: Team, server: 
 
     roles = [item.role for item in done.calls]
     assert roles == ["planner", "toolcaller"] * 3 + ["solver", "critic"]
-    assert done.switches == 7
+    assert switches(done) == 7
     context = server.chats[-1].body["messages"]
     results = [item["content"] for item in context if item["role"] == "tool"]
     assert results[0].startswith("Big Ben is 96 m high.")
@@ -161,7 +161,7 @@ def test_the_report_sums_the_servers_figures(team: Team, server: FakeServer) -> 
         figures["prefill_computed_tokens"] + figures["prefill_cached_tokens"]
         == figures["prompt_tokens"]
     )
-    unshared = [done.totals.per_model_prefill_tokens for done in runs]
+    unshared = [done.usage.per_model_prefill_tokens for done in runs]
     assert figures["per_model_prefill_tokens"] == sum(unshared) > 0
     assert figures["handoff_bytes"] == sum(item.handoff_bytes for item in calls) > 0
     assert [row["role"] for row in figures["per_call"]] == [item.role for item in calls]
@@ -192,10 +192,3 @@ def test_success_is_reported_in_percent() -> None:
         "planner": {"n": 8, "base": 12.5, "specialist": 87.5},
         "critic": {"n": 4, "base": None, "specialist": 100.0},
     }
-
-
-def test_questions_are_read_from_json_lines(tmp_path: Path) -> None:
-    file = tmp_path / "questions.jsonl"
-    file.write_text('{"question": "One?"}\n\n{"question": "Two?", "id": "2"}\n')
-
-    assert read(file) == ["One?", "Two?"]
