@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from examples.record import COLUMNS, HERE, TASKS
-from prefillshare_agents import CallRecord
+from prefillshare_agents import Session
 from prefillshare_server.config import Cluster
 from prefillshare_server.lint.recorder import recording
 from tests.served import Served, serve_in_thread
@@ -18,11 +18,11 @@ from tests.served import Served, serve_in_thread
 
 @dataclass(frozen=True)
 class Run:
-    """What an example's command printed, the calls of each session, and all of its requests."""
+    """What an example's command printed, its sessions, and a trace of its requests."""
 
     name: str
     printed: str
-    sessions: tuple[tuple[CallRecord, ...], ...]
+    sessions: list[Session]
     trace: Path
 
 
@@ -53,4 +53,4 @@ def run(name: str, task: int, base_url: str, trace: Path) -> Run:
     program = importlib.import_module(f"examples.{name}.__main__")
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         sessions = program.main(base_url=base_url, task=task)
-    return Run(name, printed.getvalue(), tuple(session.calls for session in sessions), trace)
+    return Run(name, printed.getvalue(), sessions, trace)

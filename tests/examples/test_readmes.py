@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from examples.record import HERE, TASKS
+from examples.record import CONTROL, HERE, LINT, TASKS
 
 FOLDERS = sorted(path.parent for path in HERE.glob("*/README.md"))
 
@@ -39,6 +39,15 @@ def test_the_list_of_examples_has_the_recorded_figures(name: str) -> None:
     prompt, cached = (int(number.replace(",", "")) for number in sums)
 
     assert f"{round(100 * cached / prompt)} % | {ratio} × |" in row
+
+
+def test_the_readme_of_the_control_has_the_recorded_figures() -> None:
+    recorded = (HERE / CONTROL / "recorded.txt").read_text()
+    readme = " ".join((HERE / CONTROL / "README.md").read_text().split())
+    before, after, _ = re.findall(r"([\d.]+)% shared", recorded)
+
+    assert f"after.py shares {after} % there and before.py {before} %" in readme
+    assert f"prefillshare {' '.join(LINT)}" in readme
 
 
 @pytest.mark.parametrize("name", ["plain_openai", "tutorial_graph"])

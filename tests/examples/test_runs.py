@@ -46,7 +46,7 @@ def recorded(name: str) -> list[str]:
 
 @pytest.mark.parametrize("name", TASKS)
 def test_a_context_only_grows(name: str, runs: dict[str, Run]) -> None:
-    for calls in runs[name].sessions:
+    for calls in (session.calls for session in runs[name].sessions):
         assert [call.prefix_break for call in calls if call.prefix_break] == []
         assert {call.affinity for call in calls[1:]} == {"hit"}
 
@@ -57,7 +57,7 @@ def test_what_one_role_read_no_other_role_reads_again(name: str, runs: dict[str,
 
     Within a block, for roles that read the same context also share how their tails begin.
     """
-    for calls in runs[name].sessions:
+    for calls in (session.calls for session in runs[name].sessions):
         found = [call.cached_tokens for call in calls]
 
         assert found[0] == 0
@@ -67,7 +67,7 @@ def test_what_one_role_read_no_other_role_reads_again(name: str, runs: dict[str,
 
 
 def test_histories_that_part_share_their_beginning(runs: dict[str, Run]) -> None:
-    [calls] = runs["supervisor"].sessions
+    [calls] = (session.calls for session in runs["supervisor"].sessions)
 
     assert calls[0].cached_tokens == 0
     assert min(call.cached_tokens for call in calls[1:]) >= BLOCK
@@ -82,10 +82,10 @@ def test_three_lines_make_a_tutorial_graph_share(runs: dict[str, Run]) -> None:
     found = re.search(r"([\d,]+) of ([\d,]+) prompt tokens were cached", runs[CONTROL].printed)
     assert found is not None
     cached, prompt = (int(number.replace(",", "")) for number in found.groups())
-    [calls] = runs[CONTROL].sessions
-    after = sum(call.cached_tokens for call in calls) / sum(call.prompt_tokens for call in calls)
+    [session] = runs[CONTROL].sessions
+    after = session.usage
 
-    assert after > 2 * cached / prompt
+    assert after.cached_tokens / after.prompt_tokens > 2 * cached / prompt
 
 
 def test_in_the_models_own_layout_the_three_lines_share_nothing_more(

@@ -12,7 +12,7 @@ from examples.react.graph import ATTEMPTS, ROUNDS, build
 from examples.react.report import report, success_rates, switches
 from examples.react.roles import INSTRUCTIONS, ROLES, TOOLS
 from examples.react.tools import FACTS, evaluate
-from examples.specialists.live import Success
+from examples.specialists.live import BASE_ROLE, Success, measure
 from prefillshare_agents import Session
 from prefillshare_agents.langgraph import Team
 from prefillshare_agents.testing import Answer, FakeServer
@@ -192,3 +192,12 @@ def test_success_is_reported_in_percent() -> None:
         "planner": {"n": 8, "base": 12.5, "specialist": 87.5},
         "critic": {"n": 4, "base": None, "specialist": 100.0},
     }
+
+
+def test_without_the_role_that_is_the_base_only_the_specialists_are_asked(
+    server: FakeServer,
+) -> None:
+    found = measure(server.url, 1)
+
+    assert {role: success.base for role, success in found.items()} == dict.fromkeys(ROLES)
+    assert BASE_ROLE not in [chat.body["model"] for chat in server.chats]
