@@ -10,6 +10,7 @@ LONGEST_FIRST = (
     "tests/lora",
     "tests/worker/test_serve.py",
     "tests/engine",
+    "tests/examples",
     "tests/engine_faults/test_histories.py",
     "tests/worker",
     "tests/worker/test_lifetime.py",
