@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
@@ -20,11 +20,8 @@ from ._core import (
     Mode,
     SessionCore,
     Tools,
-    check_client,
-    logger,
-    server_url,
-    token_count_request,
 )
+from ._counting import acount, acount_if_needed
 from ._identity import SESSION_HEADER
 from ._limits import ContextWindow
 from ._records import PrefillAhead, SessionTotals
@@ -62,15 +59,8 @@ class AsyncSession(SessionCore):
             token_budget=token_budget,
             context_window=context_window,
         )
-        self._client = client
-        self._owns_client = client is None and base_url is not None
         self._prefilling: set[asyncio.Task[None]] = set()
-        if client is not None:
-            if base_url is not None:
-                raise ValueError("give client= or base_url=, not both")
-            check_client(client)
-        elif base_url is not None:
-            self._client = AsyncOpenAI(base_url=base_url, api_key=api_key)
+        self._client = self._client_of(client, base_url, partial(AsyncOpenAI, api_key=api_key))
 
     def append(self, *messages: Message, prefill: bool | None = None) -> None:
         """Add messages to the context; see `Session.append`.
@@ -84,7 +74,12 @@ class AsyncSession(SessionCore):
             loop = asyncio.get_running_loop()
         self._transcript.append(messages)
         if ahead:
-            task = loop.create_task(self._prefill_quietly(self._context()))
+            try:
+                context = self._context()
+            except ValueError as error:
+                self._cannot_prefill(error)
+                return
+            task = loop.create_task(self._prefill_quietly(context))
             self._prefilling.add(task)
             task.add_done_callback(self._prefilling.discard)
 
@@ -92,7 +87,7 @@ class AsyncSession(SessionCore):
         try:
             await self._prefill(context, wait=False, **HINT)
         except (openai.OpenAIError, RuntimeError) as error:
-            logger.warning("session %r: prefill ahead failed: %s", self.id, error)
+            self._cannot_prefill(error)
 
     async def prefill(self, *, wait: bool = False) -> PrefillAhead:
         """Let the server prefill the context before a role is called; see `Session.prefill`."""
@@ -157,23 +152,26 @@ class AsyncSession(SessionCore):
         """Let `role` answer the context; see `Session.chat`."""
         request, place = self._request(role, instructions, tools, {**options, "stream": stream})
         await self._asked()
-        request, aside = self._admit(role, request, await self._tokens_of(request))
+        prompt = await acount_if_needed(self, self._connected(), request)
+        request, hold = self._admit(role, request, prompt)
         started = time.perf_counter()
         try:
-            source: Any = await self._connected().chat.completions.create(**request)
+            with _context.no_session():  # Checked and counted here.
+                source: Any = await self._connected().chat.completions.create(**request)
+            if not stream:
+                wall_s = time.perf_counter() - started
+                self._finish_completion(place, hold, role, source, wall_s)
         except BaseException:
-            self._budget.release(aside)
+            hold.release()
             raise
         if stream:
             return AsyncChatStream(
                 source,
                 StreamedAnswer(role, started),
-                finish=partial(self._finish, place),
-                over=partial(self._budget.release, aside),
+                finish=partial(self._finish, place, hold),
+                over=hold.release,
             )
         completion: ChatCompletion = source
-        self._budget.release(aside)
-        self._finish_completion(place, role, completion, time.perf_counter() - started)
         return completion
 
     async def _asked(self) -> None:
@@ -191,28 +189,7 @@ class AsyncSession(SessionCore):
     ) -> int:
         """Return how many prompt tokens `chat` with these arguments would have."""
         request, _ = self._request(role, instructions, tools, options)
-        return await self._counted(request)
-
-    async def _counted(self, request: Mapping[str, Any]) -> int:
-        answer: Any = await self._connected().post(
-            server_url(self._connected(), "/tokenize"),
-            body=token_count_request(request),
-            cast_to=object,
-            options={"headers": request.get("extra_headers") or {}},
-        )
-        self._room.counted(answer.get("max_model_len"))
-        return int(answer["count"])
-
-    async def _tokens_of(self, request: Mapping[str, Any]) -> int | None:
-        """The prompt tokens of a request that may be too long; None for others."""
-        if not self._room.needs_count(request, self._budget):
-            return None
-        try:
-            return await self._counted(request)
-        except openai.APIError as error:
-            # The call itself may work, and says better what is wrong with it if not.
-            self._cannot_count(error)
-            return None
+        return await acount(self, self._connected(), request)
 
     def fork(self, id: str | None = None) -> AsyncSession:
         """Return a session that starts from this one's context and goes its own way.

@@ -13,18 +13,11 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import openai
 
-from . import _prefix_watch
+from ._call import CHAT_PATH, Call, session_id_of
 from ._context import current_session
-from ._errors import PrefixBreakError
-from ._identity import (
-    SESSION_HEADER,
-    check_session_id,
-    names_session,
-    parent_named_in,
-    session_named_in,
-)
+from ._counting import acount_if_needed, count_if_needed
 from ._options import ClientOptions, SessionOptions
-from ._prefix_watch import STRICT_HEADER, OnPrefixBreak, check_policy
+from ._prefix_watch import OnPrefixBreak, check_policy
 from ._trace import TRACE, trace
 
 if TYPE_CHECKING:
@@ -36,24 +29,12 @@ if TYPE_CHECKING:
 SESSION_VARIABLE = "PREFILLSHARE_SESSION"
 """Environment variable with the session of calls that have no other."""
 
-CHAT_PATH = "/chat/completions"
-
 
 class _Keep:
     """Type of `KEEP`: "not given", where None already means "no session"."""
 
 
 KEEP = _Keep()
-
-
-def session_id_of(session: Session | AsyncSession | str | None) -> str | None:
-    """Return the id behind any accepted form of `session=`. Raises ValueError for a bad id."""
-    if session is None:
-        return None
-    value = session if isinstance(session, str) else getattr(session, "id", None)
-    if not isinstance(value, str):
-        raise TypeError(f"session is {session!r}; give a Session, its id, or None")
-    return check_session_id(value)
 
 
 class _WithSession:
@@ -96,6 +77,10 @@ class OpenAI(_WithSession, openai.OpenAI):
     `with session:` block around the call, `PREFILLSHARE_SESSION` in the environment. Otherwise
     none is sent; one is never made up.
 
+    A chat call whose session is a `Session` object counts in it, and raises ContextWindowError or
+    TokenBudgetError, before it is sent, where that has no room for it. A session that is only
+    named has no limits.
+
     `on_prefix_break` says what happens when a chat request does not extend what its session sent
     before: "warn" (PrefixBreakWarning, once per session and cause), "raise" (PrefixBreakError
     before anything is computed) or "ignore".
@@ -135,17 +120,15 @@ class OpenAI(_WithSession, openai.OpenAI):
         stream: bool = False,
         stream_cls: Any = None,
     ) -> Any:
-        call = _Call(self, options)
+        call = Call(self, options)
         if call.is_chat and os.environ.get(TRACE):
             trace(call.session_id, call.parent_id, CHAT_PATH, call.body)
         call.check()
-        try:
+        if call.session is not None:
+            call.admit(count_if_needed(call.session, self, call.body, **call.counting))
+        with call.sending():
             result = super().request(cast_to, call.options, stream=stream, stream_cls=stream_cls)
-        except openai.UnprocessableEntityError as error:
-            if refusal := call.refusal(error):
-                raise refusal from error
-            raise
-        call.saw(result)
+        call.saw(result, stream=stream)
         return result
 
     def copy(
@@ -193,19 +176,17 @@ class AsyncOpenAI(_WithSession, openai.AsyncOpenAI):
         stream: bool = False,
         stream_cls: Any = None,
     ) -> Any:
-        call = _Call(self, options)
+        call = Call(self, options)
         if call.is_chat and os.environ.get(TRACE):
             await asyncio.to_thread(trace, call.session_id, call.parent_id, CHAT_PATH, call.body)
         call.check()
-        try:
+        if call.session is not None:
+            call.admit(await acount_if_needed(call.session, self, call.body, **call.counting))
+        with call.sending():
             result = await super().request(
                 cast_to, call.options, stream=stream, stream_cls=stream_cls
             )
-        except openai.UnprocessableEntityError as error:
-            if refusal := call.refusal(error):
-                raise refusal from error
-            raise
-        call.saw(result)
+        call.saw(result, stream=stream)
         return result
 
     def copy(
@@ -221,74 +202,3 @@ class AsyncOpenAI(_WithSession, openai.AsyncOpenAI):
         return super().copy(_extra_kwargs=extra, **openai_options)
 
     with_options = copy
-
-
-class _Call:
-    """One request of a client: its session, and what is told about its prefix."""
-
-    def __init__(self, client: OpenAI | AsyncOpenAI, options: FinalRequestOptions) -> None:
-        self._server = str(client.base_url)
-        self._policy = client._on_prefix_break
-        own = {} if isinstance(options.headers, openai.NotGiven) else options.headers
-        self.is_chat = options.method.lower() == "post" and options.url == CHAT_PATH
-        self.body = _body(options)
-        self.options = options
-        if names_session(own) or names_session(client.default_headers):
-            # The request's own headers come before the client's.
-            named = own if names_session(own) else client.default_headers
-            self.session_id = session_named_in(named)
-        elif "session_id" in self.body:
-            named_in_body = self.body["session_id"]
-            self.session_id = named_in_body if isinstance(named_in_body, str) else None
-        else:
-            session = client._named_session()
-            self.session_id = session_id_of(session)
-            own = {**_tags(session), **own}
-        self.parent_id = parent_named_in(own)
-        if self.is_chat and self.session_id and self._policy == "raise":
-            own = {STRICT_HEADER: "true", **own}
-        if own:
-            # A new mapping: the old one belongs to the caller.
-            options.headers = own
-
-    def check(self) -> None:
-        """Look for a prefix break. Raises PrefixBreakError if the client's policy is "raise"."""
-        if self.is_chat and self.session_id:
-            _prefix_watch.before_sending(self._server, self.session_id, self.body, self._policy)
-
-    def saw(self, result: Any) -> None:
-        """Remember what was sent, and tell of the break that the server found, if it did."""
-        if self.is_chat and self.session_id:
-            _prefix_watch.was_sent(self._server, self.session_id, self.body)
-            verdict = _verdict(result)
-            _prefix_watch.server_said(self._server, self.session_id, verdict, self._policy)
-
-    def refusal(self, error: openai.UnprocessableEntityError) -> PrefixBreakError | None:
-        """Return what to raise for a 422, if it is the refusal of a break: it was asked for."""
-        return PrefixBreakError(error.message) if error.code == "prefix_break" else None
-
-
-def _body(options: FinalRequestOptions) -> dict[str, Any]:
-    parts = (options.json_data, options.extra_json)
-    return {
-        name: value for part in parts if isinstance(part, Mapping) for name, value in part.items()
-    }
-
-
-def _tags(session: Session | AsyncSession | str | None) -> dict[str, str]:
-    """Return the headers by which a request belongs to `session`."""
-    session_id = session_id_of(session)
-    if session_id is None:
-        return {}
-    return {SESSION_HEADER: session_id, **getattr(session, "headers", {})}
-
-
-def _verdict(result: Any) -> Any:
-    """Return the server's verdict on the prefix in any form of response."""
-    response = getattr(result, "response", None)  # of a stream
-    headers = getattr(result, "headers", None) or getattr(response, "headers", None)
-    if headers is not None:
-        return _prefix_watch.verdict_in(headers)
-    extra = getattr(result, "model_extra", None) or {}
-    account = extra.get("prefillshare")
-    return account.get("break") if isinstance(account, Mapping) else None

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Mapping
-from typing import Any, Literal, Self
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal, Self, TypeVar
 from urllib.parse import quote
 
 import openai
@@ -20,7 +20,7 @@ from ._identity import (
     names_session,
     new_session_id,
 )
-from ._limits import Budget, ContextWindow, Room, capped, most_tokens, wanted
+from ._limits import Budget, ContextWindow, Hold, Room, answers, most_tokens, wanted
 from ._records import CallRecord, SessionUsage
 from ._saved import SavedSession
 from ._transcript import (
@@ -33,6 +33,7 @@ from ._transcript import (
     without_speakers,
 )
 
+Client = TypeVar("Client", openai.OpenAI, openai.AsyncOpenAI)
 Mode = Literal["share", "isolate"]
 Tools = Iterable[Mapping[str, Any]] | openai.NotGiven | openai.Omit
 
@@ -99,20 +100,28 @@ class SessionCore:
 
     @property
     def calls(self) -> tuple[CallRecord, ...]:
-        """The finished calls made by `chat` or by LangGraph nodes, in the order they ended."""
+        """The finished calls of this object, in the order they ended.
+
+        Those of `chat`, and those of this package's clients and of LangGraph nodes that had this
+        object as their session. A streamed one counts when its stream has been read.
+        """
         with self._lock:
             return tuple(self._calls)
 
     @property
     def usage(self) -> SessionUsage:
-        """The sums over `calls`. Calls by other clients are only in the server's `totals()`."""
+        """The sums over `calls`. Calls by foreign clients are only in the server's `totals()`."""
         return SessionUsage.of(self.calls)
 
     def record(self, call: CallRecord) -> None:
-        """Count a call that was made outside `chat`, also in the token budget."""
+        """Count a call that no client of this package made, also in the token budget."""
+        self._count(call, None)
+
+    def _count(self, call: CallRecord, hold: Hold | None) -> None:
+        """Count a call, in place of the tokens set aside for it."""
         with self._lock:
             self._calls.append(call)
-        self._budget.spend(call.prompt_tokens + call.completion_tokens)
+        (hold or self._budget).spend(call.prompt_tokens + call.completion_tokens)
 
     def checkpoint(self) -> Checkpoint:
         """Return the present place in the context, for `restore`."""
@@ -144,6 +153,23 @@ class SessionCore:
     @property
     def _path(self) -> str:
         return f"/sessions/{quote(self.id, safe='')}"
+
+    def _client_of(
+        self, client: Client | None, base_url: str | None, make: Callable[..., Client]
+    ) -> Client | None:
+        """Return the client to call through: the one given, one made for `base_url`, or none."""
+        self._owns_client = client is None and base_url is not None
+        if client is None:
+            return None if base_url is None else make(base_url=base_url)
+        if base_url is not None:
+            raise ValueError("give client= or base_url=, not both")
+        if names_session(client.default_headers):
+            # It would send every call under a session of its own.
+            raise ValueError(
+                "the client names a session in its default headers; "
+                "give the Session a client without"
+            )
+        return client
 
     def _require_open(self) -> None:
         if self._closed:
@@ -207,10 +233,13 @@ class SessionCore:
             raise ValueError("the context is empty; append(...) a message first")
         return context
 
+    def _cannot_prefill(self, error: Exception) -> None:
+        logger.warning("session %r: prefill ahead failed: %s", self.id, error)
+
     def _admit(
         self, role: str, request: Mapping[str, Any], prompt: int | None
-    ) -> tuple[dict[str, Any], int]:
-        """Return the request to send, and the tokens set aside for it in the budget.
+    ) -> tuple[dict[str, Any], Hold]:
+        """Return the request to send, and what is set aside for it in the budget.
 
         `prompt`: its tokens as the server counted them; None where that was not needed, or not
         possible. Raises ContextWindowError or TokenBudgetError if there is no room.
@@ -218,15 +247,21 @@ class SessionCore:
         if prompt is not None:
             self._room.require(role, request, prompt)
         if self._budget.limit is None:
-            return dict(request), 0
+            return dict(request), self._budget.reserve(role, 0)
         if prompt is None:
             # What may be too long was to be counted; if that failed, the server has to judge.
             most = most_tokens(request)
             prompt = most if most + wanted(request) <= self._budget.left else 0
-        request = capped(request, self._budget, prompt)
-        tokens = prompt + wanted(request)
-        self._budget.reserve(role, tokens)
-        return request, tokens
+        request = self._room.capped(request, self._budget, prompt)
+        return request, self._budget.reserve(role, prompt + wanted(request) * answers(request))
+
+    def _needs_count(self, request: Mapping[str, Any]) -> bool:
+        return self._room.needs_count(request, self._budget)
+
+    def _has_counted(self, answer: Any) -> int:
+        """Take note of what `/tokenize` answered, and return the number of tokens."""
+        self._room.counted(answer.get("max_model_len"))
+        return int(answer["count"])
 
     def _cannot_count(self, error: openai.OpenAIError) -> None:
         """Take note that the server counts no tokens, if that is what the error says."""
@@ -238,12 +273,14 @@ class SessionCore:
                 self.id,
             )
 
-    def _finish(self, place: Place, message: Mapping[str, Any], call: CallRecord) -> None:
+    def _finish(
+        self, place: Place, hold: Hold, message: Mapping[str, Any], call: CallRecord
+    ) -> None:
         """Count a call and let its answer join the context.
 
         Raises AnswerError for an answer that cannot stand there; the call is counted then too.
         """
-        self.record(call)
+        self._count(call, hold)
         try:
             self._transcript.join({**message, "name": call.role}, place)
         except ValueError as error:
@@ -252,17 +289,10 @@ class SessionCore:
             ) from error
 
     def _finish_completion(
-        self, place: Place, role: str, completion: ChatCompletion, wall_s: float
+        self, place: Place, hold: Hold, role: str, completion: ChatCompletion, wall_s: float
     ) -> None:
-        choice = completion.choices[0]
-        call = CallRecord.of(
-            role,
-            usage=completion.usage.to_dict() if completion.usage else None,
-            extra=(completion.model_extra or {}).get("prefillshare"),
-            finish_reason=choice.finish_reason,
-            wall_s=wall_s,
-        )
-        self._finish(place, answer_of(choice.message.to_dict()), call)
+        call = CallRecord.of_answer(role, completion.to_dict(), wall_s=wall_s)
+        self._finish(place, hold, answer_of(completion.choices[0].message.to_dict()), call)
 
     def _become_fork_of(self, parent: SessionCore) -> None:
         if self.id == parent.id:
@@ -304,25 +334,3 @@ class SessionCore:
         for call in saved.calls:
             self.record(call)
         return self
-
-
-def token_count_request(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the body of `POST /tokenize` for a chat request."""
-    body = {name: request[name] for name in ("model", "messages", "tools") if name in request}
-    extra = request.get("extra_body") or {}
-    kwargs = extra.get("chat_template_kwargs")
-    return body if kwargs is None else {**body, "chat_template_kwargs": kwargs}
-
-
-def server_url(client: openai.OpenAI | openai.AsyncOpenAI, path: str) -> str:
-    """Return the address of `path` beside `/v1` on the client's server, where vLLM has it."""
-    base = str(client.base_url).rstrip("/")
-    return base.removesuffix("/v1") + path
-
-
-def check_client(client: openai.OpenAI | openai.AsyncOpenAI) -> None:
-    """Raise ValueError if the client would send every call under a session of its own."""
-    if names_session(client.default_headers):
-        raise ValueError(
-            "the client names a session in its default headers; give the Session a client without"
-        )

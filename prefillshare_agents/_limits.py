@@ -26,7 +26,8 @@ class Budget:
         self.limit = limit
         self._spent = spent
         self._reserved = 0
-        self._lock = threading.Lock()
+        # Re-entrant: a stream that is dropped gives its tokens back from the garbage collector.
+        self._lock = threading.RLock()
 
     @property
     def left(self) -> int:
@@ -34,26 +35,43 @@ class Budget:
         assert self.limit is not None
         return self.limit - self._spent - self._reserved
 
-    def reserve(self, role: str, tokens: int) -> None:
+    def reserve(self, role: str, tokens: int) -> Hold:
         """Set `tokens` aside for a call. Raises TokenBudgetError if there are not so many."""
         with self._lock:
             if self.limit is not None and tokens > self.left:
                 raise TokenBudgetError(
                     f"role {role!r}: the call can take {tokens:,} tokens, {self._spent:,} are "
                     f"spent and {self._reserved:,} set aside for running calls, token_budget is "
-                    f"{self.limit:,}: raise it, lower max_tokens, or end the session"
+                    f"{self.limit:,}: raise it, lower max_tokens"
+                    f"{' (also of the running calls)' if self._reserved else ''}, "
+                    "or end the session"
                 )
             self._reserved += tokens
+            return Hold(self, tokens)
 
-    def release(self, tokens: int) -> None:
-        """Give back what was set aside for a call that is over."""
-        with self._lock:
-            self._reserved -= tokens
-
-    def spend(self, tokens: int) -> None:
-        """Count what a call has used."""
+    def spend(self, tokens: int, aside: int = 0) -> None:
+        """Count what a call has used, in place of what was set aside for it."""
         with self._lock:
             self._spent += tokens
+            self._reserved -= aside
+
+
+class Hold:
+    """Tokens of a budget that are set aside for one call, until it is over."""
+
+    def __init__(self, budget: Budget, tokens: int) -> None:
+        self._budget = budget
+        self._tokens = tokens
+
+    def spend(self, tokens: int) -> None:
+        """Count what the call has used, and give back the rest."""
+        # At one blow: between the two, another call could be given what is used already.
+        aside, self._tokens = self._tokens, 0
+        self._budget.spend(tokens, aside)
+
+    def release(self) -> None:
+        """Give back all of it. Does nothing if the call was counted, or this was done."""
+        self.spend(0)
 
 
 class Room:
@@ -76,7 +94,7 @@ class Room:
 
         A token stands for at least one byte, so most calls are known to fit without counting.
         """
-        most = most_tokens(request) + wanted(request)
+        most = most_tokens(request) + wanted(request) * answers(request)
         window = self._window if self._window is not None else _SURE_TO_FIT
         if budget.limit is not None and (most > budget.left or not _says_how_many(request)):
             return self.countable
@@ -84,7 +102,7 @@ class Room:
 
     def counted(self, max_model_len: object) -> None:
         """Take note of the server's own limit, unless a smaller one was given."""
-        if self._checks_window and isinstance(max_model_len, int) and max_model_len > 0:
+        if isinstance(max_model_len, int) and max_model_len > 0:
             self._window = min(self._window or max_model_len, max_model_len)
 
     def require(self, role: str, request: Mapping[str, Any], prompt: int) -> None:
@@ -97,12 +115,18 @@ class Room:
                 "restore(checkpoint), or go on in a new session with a summary of this one"
             )
 
+    def capped(self, request: Mapping[str, Any], budget: Budget, prompt: int) -> dict[str, Any]:
+        """Return `request` with room for its answers within budget and window.
 
-def capped(request: Mapping[str, Any], budget: Budget, prompt: int) -> dict[str, Any]:
-    """Return `request` with room for the answer within the budget, if it does not say how much."""
-    if budget.limit is None or _says_how_many(request):
-        return dict(request)
-    return {**request, "max_completion_tokens": max(budget.left - prompt, 1)}
+        One that says itself how much it wants stays as it is.
+        """
+        if _says_how_many(request):
+            return dict(request)
+        most = (budget.left - prompt) // answers(request)
+        if self._window is not None:
+            # What the window has no room for is not set aside either: other calls may need it.
+            most = min(most, self._window - prompt)
+        return {**request, "max_completion_tokens": max(most, 1)}
 
 
 def most_tokens(request: Mapping[str, Any]) -> int:
@@ -113,11 +137,17 @@ def most_tokens(request: Mapping[str, Any]) -> int:
 
 
 def wanted(request: Mapping[str, Any]) -> int:
-    """Return how many tokens `request` wants to be generated; at least one."""
+    """Return how many tokens `request` wants in an answer; at least one."""
     for name in ("max_completion_tokens", "max_tokens"):
         if isinstance(request.get(name), int):
             return int(request[name])
     return 1
+
+
+def answers(request: Mapping[str, Any]) -> int:
+    """Return how many answers `request` wants."""
+    number = request.get("n")
+    return number if isinstance(number, int) and number > 0 else 1
 
 
 def _says_how_many(request: Mapping[str, Any]) -> bool:

@@ -82,6 +82,18 @@ class CallRecord:
             wall_s=wall_s,
         )
 
+    @classmethod
+    def of_answer(cls, role: str, answer: Mapping[str, Any], *, wall_s: float) -> CallRecord:
+        """Build a record from the JSON object of an answer that was not streamed."""
+        choices = answer.get("choices") or [{}]
+        return cls.of(
+            role,
+            usage=answer.get("usage"),
+            extra=answer.get("prefillshare"),
+            finish_reason=choices[0].get("finish_reason"),
+            wall_s=wall_s,
+        )
+
 
 def _first(*values: int | None) -> int:
     return next(value for value in values if value is not None)

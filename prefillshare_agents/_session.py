@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
@@ -19,11 +19,8 @@ from ._core import (
     Mode,
     SessionCore,
     Tools,
-    check_client,
-    logger,
-    server_url,
-    token_count_request,
 )
+from ._counting import count, count_if_needed
 from ._identity import SESSION_HEADER
 from ._limits import ContextWindow
 from ._records import PrefillAhead, SessionTotals
@@ -73,6 +70,7 @@ class Session(SessionCore):
         `prefill`: let the server prefill what is appended at once, before a role is called.
         `token_budget`: most prompt and completion tokens of all calls together.
         `context_window`: most tokens of one call; "auto" takes the server's own limit.
+        Both hold for `chat`, and for clients of this package that have this object as session.
         """
         super().__init__(
             id,
@@ -83,14 +81,7 @@ class Session(SessionCore):
             token_budget=token_budget,
             context_window=context_window,
         )
-        self._client = client
-        self._owns_client = client is None and base_url is not None
-        if client is not None:
-            if base_url is not None:
-                raise ValueError("give client= or base_url=, not both")
-            check_client(client)
-        elif base_url is not None:
-            self._client = OpenAI(base_url=base_url, api_key=api_key)
+        self._client = self._client_of(client, base_url, partial(OpenAI, api_key=api_key))
 
     def append(self, *messages: Message, prefill: bool | None = None) -> None:
         """Add messages to the context; it only ever grows.
@@ -114,7 +105,7 @@ class Session(SessionCore):
         try:
             self._prefill(self._context(), wait=False, **HINT)
         except (openai.OpenAIError, ValueError) as error:
-            logger.warning("session %r: prefill ahead failed: %s", self.id, error)
+            self._cannot_prefill(error)
 
     def prefill(self, *, wait: bool = False) -> PrefillAhead:
         """Let the server prefill the context before a role is called, a tool result for example.
@@ -189,23 +180,26 @@ class Session(SessionCore):
         is as before.
         """
         request, place = self._request(role, instructions, tools, {**options, "stream": stream})
-        request, aside = self._admit(role, request, self._tokens_of(request))
+        prompt = count_if_needed(self, self._connected(), request)
+        request, hold = self._admit(role, request, prompt)
         started = time.perf_counter()
         try:
-            source: Any = self._connected().chat.completions.create(**request)
+            with _context.no_session():  # Checked and counted here.
+                source: Any = self._connected().chat.completions.create(**request)
+            if not stream:
+                wall_s = time.perf_counter() - started
+                self._finish_completion(place, hold, role, source, wall_s)
         except BaseException:
-            self._budget.release(aside)
+            hold.release()
             raise
         if stream:
             return ChatStream(
                 source,
                 StreamedAnswer(role, started),
-                finish=partial(self._finish, place),
-                over=partial(self._budget.release, aside),
+                finish=partial(self._finish, place, hold),
+                over=hold.release,
             )
         completion: ChatCompletion = source
-        self._budget.release(aside)
-        self._finish_completion(place, role, completion, time.perf_counter() - started)
         return completion
 
     def count_tokens(
@@ -219,28 +213,7 @@ class Session(SessionCore):
     ) -> int:
         """Return how many prompt tokens `chat` with these arguments would have."""
         request, _ = self._request(role, instructions, tools, options)
-        return self._counted(request)
-
-    def _counted(self, request: Mapping[str, Any]) -> int:
-        answer: Any = self._connected().post(
-            server_url(self._connected(), "/tokenize"),
-            body=token_count_request(request),
-            cast_to=object,
-            options={"headers": request.get("extra_headers") or {}},
-        )
-        self._room.counted(answer.get("max_model_len"))
-        return int(answer["count"])
-
-    def _tokens_of(self, request: Mapping[str, Any]) -> int | None:
-        """The prompt tokens of a request that may be too long; None for others."""
-        if not self._room.needs_count(request, self._budget):
-            return None
-        try:
-            return self._counted(request)
-        except openai.APIError as error:
-            # The call itself may work, and says better what is wrong with it if not.
-            self._cannot_count(error)
-            return None
+        return count(self, self._connected(), request)
 
     def fork(self, id: str | None = None) -> Session:
         """Return a session that starts from this one's context and goes its own way.

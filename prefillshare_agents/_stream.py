@@ -40,9 +40,14 @@ class StreamedAnswer:
         if chunk.usage is not None:
             self._usage = chunk.usage.to_dict()
         self._extra = (chunk.model_extra or {}).get("prefillshare") or self._extra
-        for choice in chunk.choices:
+        for choice in chunk.choices or ():
             self._finish_reason = choice.finish_reason or self._finish_reason
             self._add_delta(choice.delta.to_dict())
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the server has said why the answer ends."""
+        return self._finish_reason is not None
 
     def _add_delta(self, delta: dict[str, Any]) -> None:
         for part in delta.pop("tool_calls", None) or ():
@@ -69,7 +74,7 @@ class StreamedAnswer:
 
     def message(self) -> dict[str, Any]:
         """Return the whole answer. Raises openai.OpenAIError if the stream was cut short."""
-        if self._finish_reason is None:
+        if not self.is_whole:
             raise cut_short(self.role)
         calls = [self._tool_calls[index] for index in sorted(self._tool_calls)]
         return answer_of({**self._message, "tool_calls": calls})
@@ -121,8 +126,11 @@ class ChatStream:
         try:
             chunk = next(self._source)
         except StopIteration:
-            self._end()
-            self._finish(self._answer.message(), self._answer.record())
+            self._finished = True
+            try:
+                self._finish(self._answer.message(), self._answer.record())
+            finally:
+                self._over()
             raise
         except BaseException:
             self._end()
@@ -174,8 +182,11 @@ class AsyncChatStream:
         try:
             chunk = await anext(self._source)
         except StopAsyncIteration:
-            self._end()
-            self._finish(self._answer.message(), self._answer.record())
+            self._finished = True
+            try:
+                self._finish(self._answer.message(), self._answer.record())
+            finally:
+                self._over()
             raise
         except BaseException:
             self._end()

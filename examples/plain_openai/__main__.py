@@ -3,12 +3,11 @@
 from pathlib import Path
 
 import typer
-from openai.types.chat import ChatCompletion
 from rich.console import Console
 
 from examples.plain_openai.after import answer
 from examples.running import URL, BaseUrl, Questions, Task, check_server, print_usage, read, say
-from prefillshare_agents import CallRecord, Session
+from prefillshare_agents import Session
 
 QUESTIONS = Path(__file__).with_name("questions.jsonl")
 
@@ -29,22 +28,9 @@ def run(base_url: str, question: str, console: Console) -> Session:
         completions = answer(base_url, question)
     for completion in completions:
         say(console, completion.model, str(completion.choices[0].message.content))
-        session.record(cost(completion))
     session.close()
     print_usage(console, session.usage)
     return session
-
-
-def cost(completion: ChatCompletion) -> CallRecord:
-    """The server's account of a call, which the program did not look at."""
-    body = completion.to_dict()
-    return CallRecord.of(
-        completion.model,
-        usage=body["usage"],  # type: ignore[arg-type]  # to_dict() promises objects only
-        extra=body["prefillshare"],  # type: ignore[arg-type]
-        finish_reason=completion.choices[0].finish_reason,
-        wall_s=0,
-    )
 
 
 if __name__ == "__main__":

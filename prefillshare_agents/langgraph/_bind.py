@@ -9,7 +9,6 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.base import RunnableBinding
 from langchain_core.runnables.config import merge_configs
 
-from .. import Session
 from ._bindings import KeepsSession
 from ._clients import SESSION_KEY, as_session
 from ._within import AnySession, awithin, within
@@ -39,7 +38,8 @@ def bind(graph: Runnable[Any, Any], session: AnySession | str) -> BoundGraph:
     `with session:` and is read after the block, its calls have lost the session. This one keeps
     it. Everything else about the graph (`get_state`, `update_state`) is there as before.
     """
-    kept = Session(session) if isinstance(session, str) else session
+    kept = as_session(session)
+    assert kept is not None
     return BoundGraph(bound=graph, config=session_config(kept))
 
 

@@ -1,4 +1,4 @@
-"""One call of a chat model under way: what it cost, for its session and for tracing."""
+"""One call of a chat model under way: what it cost, for tracing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
 
-from .. import AsyncSession, CallRecord, Session
+from .. import CallRecord
 from .._stream import cut_short
 from ._structured import PARSED, parsed
 from ._telemetry import tell_span
@@ -17,15 +17,12 @@ from ._wire import REASONING
 
 
 class Call:
-    """Counts in the session that was current when the call started."""
+    """Follows the answer through LangChain. What it cost its session, the client counts."""
 
-    def __init__(
-        self, role: str, model: str, session: Session | AsyncSession | None, *, typed: bool
-    ) -> None:
+    def __init__(self, role: str, model: str, *, typed: bool) -> None:
         """`typed`: the answer is JSON for a pydantic model."""
         self._role = role
         self._model = model
-        self._session = session
         self._typed = typed
         self._started = time.perf_counter()
         self._ttft_s: float | None = None
@@ -53,16 +50,16 @@ class Call:
             self._keep(generation.message, generation.generation_info)
             if self._typed:
                 _add_parsed(generation.message, generation.text)
-        self._record()
+        self._tell()
 
     def finish_stream(self) -> None:
         """Raise openai.OpenAIError unless the answer is whole."""
         # Without this, LangChain would take the pieces of a lost tool call for a whole one.
         if not self._metadata.get("finish_reason"):
             raise cut_short(self._role)
-        self._record()
+        self._tell()
 
-    def _record(self) -> None:
+    def _tell(self) -> None:
         details = self._usage.get("input_token_details") or {}
         account: Mapping[str, Any] = self._metadata.get("prefillshare") or {}
         record = CallRecord.of(
@@ -77,8 +74,6 @@ class Call:
             wall_s=time.perf_counter() - self._started,
             ttft_s=self._ttft_s,
         )
-        if self._session is not None:
-            self._session.record(record)
         tell_span(record, self._model, account)
 
     def _keep(self, message: BaseMessage, info: dict[str, Any] | None) -> None:

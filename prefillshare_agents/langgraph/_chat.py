@@ -26,7 +26,6 @@ from ._clients import (
     agent_name,
     as_session,
     session_of_call,
-    session_to_record,
 )
 from ._retry import retried_by
 from ._structured import as_extra_body, is_typed
@@ -219,18 +218,21 @@ class ChatPrefillShare(MakesBindings[LanguageModelInput, AIMessage], ChatOpenAI)
             annotate(generation.message, chunk, choices[0].get("delta") or {})
         return generation
 
-    def _call(self, options: dict[str, Any], client: Any) -> Call:
-        options = {"extra_body": self.extra_body, **self.model_kwargs, **options}
+    @property
+    def _counted_as(self) -> str:
+        return self.role or self.model_name
+
+    def _call(self, options: dict[str, Any]) -> Call:
+        options = {**self.model_kwargs, **options}
         return Call(
-            self.role or self.model_name,
+            self._counted_as,
             options.get("model") or self.model_name,
-            session_to_record(client, options),
             typed=is_typed(options.get("response_format")),
         )
 
     def _generate(self, messages: list[BaseMessage], *args: Any, **kwargs: Any) -> ChatResult:
-        with entered(as_session(self.session)):
-            call = self._call(kwargs, self._sync_client)
+        with entered(as_session(self.session), self._counted_as):
+            call = self._call(kwargs)
             with retried_by(self.root_client):
                 result = super()._generate(messages, *args, **kwargs)
         call.finish(result)
@@ -239,8 +241,8 @@ class ChatPrefillShare(MakesBindings[LanguageModelInput, AIMessage], ChatOpenAI)
     async def _agenerate(
         self, messages: list[BaseMessage], *args: Any, **kwargs: Any
     ) -> ChatResult:
-        with entered(as_session(self.session)):
-            call = self._call(kwargs, self._async_client)
+        with entered(as_session(self.session), self._counted_as):
+            call = self._call(kwargs)
             with retried_by(self.root_async_client):
                 result = await super()._agenerate(messages, *args, **kwargs)
         call.finish(result)
@@ -248,10 +250,10 @@ class ChatPrefillShare(MakesBindings[LanguageModelInput, AIMessage], ChatOpenAI)
 
     def _stream(self, *args: Any, **kwargs: Any) -> Iterator[ChatGenerationChunk]:
         """Raises openai.OpenAIError if the stream is cut short: half an answer is none."""
-        return within(as_session(self.session), self._counted(*args, **kwargs))
+        return within(as_session(self.session), self._followed(*args, **kwargs), self._counted_as)
 
-    def _counted(self, *args: Any, **kwargs: Any) -> Iterator[ChatGenerationChunk]:
-        call = self._call(kwargs, self._sync_client)
+    def _followed(self, *args: Any, **kwargs: Any) -> Iterator[ChatGenerationChunk]:
+        call = self._call(kwargs)
         with retried_by(self.root_client):
             for chunk in super()._stream(*args, **kwargs):
                 call.saw(chunk)
@@ -260,21 +262,13 @@ class ChatPrefillShare(MakesBindings[LanguageModelInput, AIMessage], ChatOpenAI)
 
     def _astream(self, *args: Any, **kwargs: Any) -> AsyncIterator[ChatGenerationChunk]:
         """Async twin of `_stream`."""
-        return awithin(as_session(self.session), self._acounted(*args, **kwargs))
+        answer = self._afollowed(*args, **kwargs)
+        return awithin(as_session(self.session), answer, self._counted_as)
 
-    async def _acounted(self, *args: Any, **kwargs: Any) -> AsyncIterator[ChatGenerationChunk]:
-        call = self._call(kwargs, self._async_client)
+    async def _afollowed(self, *args: Any, **kwargs: Any) -> AsyncIterator[ChatGenerationChunk]:
+        call = self._call(kwargs)
         with retried_by(self.root_async_client):
             async for chunk in super()._astream(*args, **kwargs):
                 call.saw(chunk)
                 yield chunk
         call.finish_stream()
-
-    @property
-    def _sync_client(self) -> Any:
-        # A caller that gives client= need not give root_client= as well.
-        return self.root_client or getattr(self.client, "_client", None)
-
-    @property
-    def _async_client(self) -> Any:
-        return self.root_async_client or getattr(self.async_client, "_client", None)

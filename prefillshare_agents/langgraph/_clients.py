@@ -6,12 +6,11 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-import openai
 from langchain_core.runnables import RunnableConfig
 from langgraph.config import get_config
 
 from .. import AsyncOpenAI, AsyncSession, OpenAI, Session, current_session
-from .._identity import names_session, session_id_of_thread, session_named_in
+from .._identity import session_id_of_thread
 from ._retry import retried_outside
 
 if TYPE_CHECKING:
@@ -34,13 +33,18 @@ def session_of_call(config: RunnableConfig | None) -> Session | AsyncSession | N
 
 
 def as_session(named: Session | AsyncSession | str | None) -> Session | AsyncSession | None:
-    """Return the session itself; by an id, the current one if it has that id. Raises TypeError."""
+    """Return the session itself; by an id, the current one if it has that id. Raises TypeError.
+
+    Another session that is known by its id only has no limits.
+    """
     if named is None or isinstance(named, Session | AsyncSession):
         return named
     if not isinstance(named, str):
         raise TypeError(f"session is {named!r}; give a Session or its id")
     current = current_session()
-    return current if current is not None and current.id == named else Session(named)
+    if current is not None and current.id == named:
+        return current
+    return Session(named, context_window=None)
 
 
 def graph_session(config: RunnableConfig | None = None) -> Session | AsyncSession | str | None:
@@ -102,25 +106,3 @@ class GraphAsyncOpenAI(AsyncOpenAI):
         if retried_outside():
             options.max_retries = 0
         return await super().request(cast_to, options, **kwargs)
-
-
-def session_to_record(
-    client: openai.OpenAI | openai.AsyncOpenAI | None, options: Mapping[str, Any]
-) -> Session | AsyncSession | None:
-    """Return the session object that a call made now should be counted in, if there is one.
-
-    It is the one that `client` will send the call to; `options` are the call's. Where it is only
-    named, it is the current one if that has this id.
-    """
-    own = options.get("extra_headers") or {}
-    headers = own if names_session(own) or client is None else client.default_headers
-    if names_session(headers):
-        named: Any = session_named_in(headers)
-    elif "session_id" in (body := options.get("extra_body") or {}):
-        named = body["session_id"]
-    else:
-        named = client._named_session() if isinstance(client, OpenAI | AsyncOpenAI) else None
-    if isinstance(named, Session | AsyncSession):
-        return named
-    current = current_session()
-    return current if current is not None and current.id == named else None

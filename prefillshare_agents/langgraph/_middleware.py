@@ -10,9 +10,9 @@ from langchain.agents.middleware import AgentMiddleware, ModelRequest, ModelResp
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import SystemMessage
 
-from .. import Session
 from ._adopt import adopted
 from ._chat import ChatPrefillShare
+from ._clients import as_session
 from ._within import AnySession, entered
 
 _ADOPTED_KEPT = 16
@@ -42,7 +42,7 @@ class PrefillShareMiddleware(AgentMiddleware[Any, Any, Any]):
         """
         super().__init__()
         self._model = model
-        self._session = Session(session) if isinstance(session, str) else session
+        self._session = as_session(session)
         self._instructions = instructions
         self._adopted: OrderedDict[int, tuple[BaseChatModel, ChatPrefillShare | None]] = (
             OrderedDict()

@@ -104,11 +104,12 @@ def test_calls_at_once_do_not_exceed_the_budget_together(server: FakeServer) -> 
             session.chat("planner", max_tokens=40)
         except TokenBudgetError as error:
             refused.append(error)
+            gate.set()
 
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:
         thread.start()
-    server.wait_for_chats(1)
+    gate.wait(10)
     gate.set()
     for thread in threads:
         thread.join()

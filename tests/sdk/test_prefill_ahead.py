@@ -144,3 +144,20 @@ async def test_an_async_prefill_sends_what_was_there_when_it_was_asked_for(
     await session.close()
 
     assert [item.body["messages"] for item in prefills(server)] == [[TASK]]
+
+
+@pytest.mark.parametrize("kind", [Session, AsyncSession])
+async def test_a_context_that_begins_with_an_open_tool_call_is_not_prefilled_but_logged(
+    kind: type[Session] | type[AsyncSession], server: FakeServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    asked: Any = {"role": "assistant", "content": None, "tool_calls": [call]}
+    session = kind("s", base_url=server.url)
+    session.append(asked, prefill=True)
+    ended = session.close()
+    if ended is not None:
+        await ended
+
+    assert session.messages == (asked,)
+    assert prefills(server) == []
+    assert "'s': prefill ahead failed: the context is empty" in caplog.text

@@ -203,7 +203,7 @@ async def test_ways_to_read_a_plain_graphs_stream_after_the_block(
     await team.aclose()
 
     assert named(server) == [["s1"]] * 2
-    assert session.usage.calls == (0 if how == "events" else 2)
+    assert session.usage.calls == 2
 
 
 def test_a_stream_given_up_leaves_no_session_behind(team: Team, server: FakeServer) -> None:

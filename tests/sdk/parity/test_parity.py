@@ -8,7 +8,7 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from prefillshare_agents import OpenAI
+from prefillshare_agents import OpenAI, Session
 from prefillshare_agents.testing import FakeServer
 
 from .calls import CALLS, Call
@@ -55,11 +55,12 @@ def test_there_are_at_least_forty_calls() -> None:
     assert len({call.__name__ for call in CALLS}) == len(CALLS) >= 40
 
 
+@pytest.mark.parametrize("session", ["parity", Session("parity")], ids=["id", "object"])
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: call.__name__)
-def test_a_call_has_the_same_outcome_and_sends_the_same(call: Call) -> None:
+def test_a_call_has_the_same_outcome_and_sends_the_same(call: Call, session: Any) -> None:
     outcomes, requests = [], []
     for make in (openai.OpenAI, OpenAI):
-        options: Any = {} if make is openai.OpenAI else {"session": "parity"}
+        options: Any = {} if make is openai.OpenAI else {"session": session}
         with FakeServer() as server:
             with make(base_url=server.url, api_key="local", **options) as client:
                 outcomes.append(outcome(call, client, server))
