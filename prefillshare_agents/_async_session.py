@@ -225,7 +225,7 @@ class AsyncSession(SessionCore):
         from prefillshare_prefix import Report
 
         answer: Any = await self._connected().get(f"{self._path}/calls", cast_to=object)
-        return Report.of_calls(answer["data"])
+        return Report.of_calls(answer["data"], self.id)
 
     async def close(self) -> None:
         """End the session on the server, freeing what it holds there. Does nothing if ended.

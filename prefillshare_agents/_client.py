@@ -105,8 +105,9 @@ class OpenAI(_WithSession, openai.OpenAI):
         >>> with client.session("order-4711"):
         ...     client.chat.completions.create(model="critic", messages=messages)
 
-        Inside the block every call of this package's clients belongs to the session, in threads
-        and asyncio tasks that inherit the context too. `options` are those of `Session`.
+        Inside the block the calls of this package's clients belong to the session, in threads
+        and asyncio tasks that inherit the context too; but not those of a client with a `session=`
+        of its own, and none with a session header. `options` are those of `Session`.
         """
         from ._session import Session
 

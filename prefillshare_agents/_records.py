@@ -26,8 +26,8 @@ class CallRecord:
     """KV moved from the prefill worker to the decode worker."""
     completion_tokens: int
     per_model_prefill_tokens: int | None = None
-    """Prompt tokens that a prefill per role would have computed for this call; None if the server
-    does not say."""
+    """Prompt tokens that a prefill per role would have computed for this call, but for those that
+    were cached before the session read them; None if the server does not say."""
     decode_prompt_tokens_computed: int = 0
     """Prompt tokens the decode worker processed itself: the last one, by design."""
     affinity: str | None = None
@@ -116,13 +116,16 @@ class RoleUsage:
     handoff_bytes: int = 0
     completion_tokens: int = 0
     per_model_prefill_tokens: int = 0
-    """What a prefill per role would have computed for these calls."""
+    """What a prefill per role would have computed for these calls, but for what was cached before
+    the session read it."""
 
     @property
     def saved_tokens(self) -> int:
         """Prompt tokens that sharing spared: those of a prefill per role, less those computed.
 
-        Below 0 where calls left the session's prefix or its KV blocks were evicted.
+        Only what this session computed and another role found again: a cache that other sessions
+        have warmed saves nothing. Below 0 where calls left the session's prefix or its KV blocks
+        were evicted.
         """
         return self.per_model_prefill_tokens - self.computed_tokens
 
@@ -177,7 +180,8 @@ class SessionTotals(BaseModel):
     handoff_bytes: int
     generated_tokens: int
     per_model_prefill_tokens: int
-    """What one prefill per role would have computed: for each role its own first-seen tokens."""
+    """What one prefill per role would have computed: for each role its own first-seen tokens, but
+    for those that were cached before the session read them."""
     prefills_ahead: int = 0
     """Prefills that were asked for before a call needed them."""
 

@@ -261,7 +261,7 @@ class Session(SessionCore):
         from prefillshare_prefix import Report
 
         answer: Any = self._connected().get(f"{self._path}/calls", cast_to=object)
-        return Report.of_calls(answer["data"])
+        return Report.of_calls(answer["data"], self.id)
 
     def close(self) -> None:
         """End the session on the server, freeing what it holds there. Does nothing if ended.

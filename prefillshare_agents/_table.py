@@ -12,9 +12,9 @@ def usage_table(usage: SessionUsage) -> Table:
         caption="saved: what a prefill per role would have computed beyond these",
         caption_justify="left",
     )
-    table.add_column("role")
+    table.add_column("role", overflow="fold")  # cut, two roles may look the same
     for name in ("calls", "prompt", "cached", "computed", "saved", "handed off", "generated"):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", overflow="fold")
     for role, part in usage.roles.items():
         table.add_row(role, *_cells(part))
     table.add_section()

@@ -22,6 +22,7 @@ class Cause(StrEnum):
     HISTORY_TRIMMED = "history_trimmed"
     HISTORY_SUMMARISED = "history_summarised"
     MESSAGE_EDITED = "message_edited"
+    ROLE_CHANGED = "role_changed"
     MESSAGE_INSERTED = "message_inserted"
     MESSAGES_REORDERED = "messages_reordered"
     THINK_STRIPPED = "think_stripped"
@@ -86,6 +87,12 @@ _TEXTS: dict[Cause, tuple[str, str]] = {
     Cause.MESSAGE_EDITED: (
         "A message that was sent before has another content now.",
         "Leave messages as they were sent and append what is new.",
+    ),
+    Cause.ROLE_CHANGED: (
+        "The same text was sent before as another role's: one agent's answer is the user's turn "
+        "for the next.",
+        "Send every agent the same messages, each answer as the assistant's with its speaker's "
+        "name, and say in the agent's system message which of them it wrote.",
     ),
     Cause.MESSAGE_INSERTED: (
         "A message was put in front of messages that were sent before.",

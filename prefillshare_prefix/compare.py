@@ -10,15 +10,16 @@ called a break even then, since all of it behind the clock is computed again.
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from difflib import Match, SequenceMatcher
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 from prefillshare_prefix.causes import Break, Cause, Layout
+from prefillshare_prefix.head import head_break
 from prefillshare_prefix.messages import Message, Request, read_request, shown
 from prefillshare_prefix.rewriting import changed_field, rewriting
 from prefillshare_prefix.texts import (
@@ -28,7 +29,6 @@ from prefillshare_prefix.texts import (
     one_line,
     only_clock_or_id,
     quoted,
-    same_but_for,
 )
 
 _SUMMARY = re.compile(
@@ -47,6 +47,7 @@ _SAME_TASK = 20
 _ALIKE = 0.5
 _NEARLY_EQUAL = 0.8
 _MEANS_SOMETHING = 10
+_SAID_AGAIN = 40
 SHARED_PROMPT = 200
 """Characters: some 50 tokens, a few blocks of a prefix cache. Less text than that behind a
 difference is no loss to speak of, and as likely the common wording of several tasks."""
@@ -70,56 +71,10 @@ def find_break(
     earlier, later = read_request(before, layout), read_request(after, layout)
     if layout == "model" and (found := head_break(earlier, later)):
         return found
+    if turned := turned_round(earlier, later, 0):
+        return turned
     diverged = divergence(earlier, later)
     return diverged.found if diverged else None
-
-
-def head_break(before: Request, after: Request) -> Break | None:
-    """What differs in the system message and the tools, where these stand first."""
-    if before.system != after.system:
-        return _system_break(before, after)
-    if before.tools == after.tools:
-        return None
-    one, other = "\n".join(before.tools), "\n".join(after.tools)
-    same = sorted(map(_unordered, before.tools)) == sorted(map(_unordered, after.tools))
-    cause = Cause.TOOL_ORDER if same else Cause.TOOLS_CHANGED
-    what = "the same tools in another order" if same else "other tools"
-    detail = f"tools: {what}, {len(before.tools)} before and {len(after.tools)} now"
-    return Break(cause, None, detail, *excerpts(one, other))
-
-
-def _system_break(before: Request, after: Request) -> Break:
-    one, other = (
-        "\n".join(message.text for message in request.system) for request in (before, after)
-    )
-    cause = same_but_for(one, other) if before.system and after.system else None
-    if cause is None:
-        other_role = before.model != after.model or likeness(one, other) < _ALIKE
-        both = bool(before.system and after.system) or before.model != after.model
-        cause = Cause.ROLE_PROMPT_FIRST if other_role and both else Cause.SYSTEM_CHANGED
-    expected, found = excerpts(one, other)
-    tools = "" if before.tools == after.tools else "; the tools differ as well"
-    changed = f"{quoted(one_line(expected))} became {quoted(one_line(found))}"
-    detail = f"messages[0].content: {changed}{tools}"
-    return Break(cause, 0 if after.system else None, detail, expected, found)
-
-
-def _unordered(tool: str) -> str:
-    """A tool's JSON without the order of its keys and of lists of names."""
-    try:
-        value = json.loads(tool, object_hook=_sorted_lists)
-        return json.dumps(value, sort_keys=True)
-    except (ValueError, RecursionError):
-        return tool
-
-
-def _sorted_lists(fields: dict[str, Any]) -> dict[str, Any]:
-    return {
-        key: sorted(value)
-        if isinstance(value, list) and all(isinstance(item, str) for item in value)
-        else value
-        for key, value in fields.items()
-    }
 
 
 def common(before: Sequence[Message], after: Sequence[Message]) -> int:
@@ -171,6 +126,26 @@ def _is_other_persona(one: str, other: str) -> bool:
     apart = one[start : len(one) - end], other[start : len(other) - end]
     whole = min(len(one), len(other))
     return end >= whole / 2 or not any(map(_SENTENCE_END.search, apart))
+
+
+def turned_round(earlier: Request, later: Request, shared: int) -> Break | None:
+    """The break of a context that has `earlier`'s next messages under other roles.
+
+    As in a debate, where each agent sees the other's turns as the user's. None where no more of
+    them than `shared`, or too few words, are repeated so.
+    """
+    before, after = earlier.context, later.context
+    start = common(before, after)
+    pairs = zip(before[start:], after[start:], strict=False)
+    same = list(takewhile(lambda pair: pair[0][1:] == pair[1][1:], pairs))  # all but the role
+    lost = same[max(shared - start, 0) :]
+    at = next((i for i, (one, other) in enumerate(lost) if one.role != other.role), None)
+    if at is None or _length([one for one, _ in lost]) < _SAID_AGAIN:
+        return None
+    one, other = lost[at]
+    place = len(later.system) + max(start, shared) + at
+    detail = f"messages[{place}] ({_quoted(other)}) was the {one.role}'s before"
+    return _break(Cause.ROLE_CHANGED, place, detail, one, other)
 
 
 def trimming(earlier: Request, later: Request, shared: int) -> Break | None:
@@ -276,6 +251,9 @@ def _with_messages_again(
         return _trimmed(at, gone, new)
     if cause := rewriting(gone[0], put[0]):
         return _edited(cause, at, gone[0], put[0])
+    if _is_summary(put, gone) and not _ASKS_FOR_IT.search(put[0].text):
+        # What comes again may be an answer that is given often: a summary is of all but the end.
+        gone = old[: len(old) - _kept_end(old, new[len(put) :])]
     if len(gone) > len(put) and (
         _is_summary(put, gone) or (len(put) == 1 and len(gone) > 2 and put[0].role != "assistant")
     ):
@@ -285,6 +263,12 @@ def _with_messages_again(
         detail = f"messages[{at}] ({_quoted(put[0])}) stands in front of {_quoted(old[0])}"
         return _break(Cause.MESSAGE_INSERTED, at, detail, old[0], new[0])
     return _edited(Cause.MESSAGE_EDITED, at, gone[0], put[0])
+
+
+def _kept_end(old: Sequence[Message], new: Sequence[Message]) -> int:
+    """How many messages at the end of `old` are those that `new` begins with."""
+    counts = range(min(len(old), len(new)), 0, -1)
+    return next((n for n in counts if tuple(old[-n:]) == tuple(new[:n])), 0)
 
 
 def _all_new(

@@ -7,7 +7,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from prefillshare_prefix.causes import Break, Cause, Layout
-from prefillshare_prefix.compare import Divergence, common, divergence, head_break, trimming
+from prefillshare_prefix.compare import (
+    Divergence,
+    common,
+    divergence,
+    trimming,
+    turned_round,
+)
+from prefillshare_prefix.head import head_break
 from prefillshare_prefix.messages import Message, Request, read_request
 
 KEPT_CONTEXTS = 16
@@ -84,9 +91,12 @@ class History:
             if not same_head:
                 return _best_head_break([entry.request for entry in kept], asked)
             kept = same_head
+        shared = [common(entry.request.context, asked.context) for entry in kept]
+        if turned := _turned_round(kept, asked, max(shared)):
+            return turned
         if self._is_step(asked):
             return None
-        return _context_break(kept, asked)
+        return _context_break(kept, shared, asked)
 
     def keep(self, request: Mapping[str, Any], answer: Mapping[str, Any] | None = None) -> None:
         """Remember a request's context, as the latest one.
@@ -175,8 +185,14 @@ def _rank(broken: Break) -> int:
     return _EXPLAINS.index(broken.cause) if broken.cause in _EXPLAINS else len(_EXPLAINS)
 
 
-def _context_break(kept: Sequence[_Kept], asked: Request) -> Break | None:
-    shared = [common(entry.request.context, asked.context) for entry in kept]
+def _turned_round(kept: Sequence[_Kept], asked: Request, shared: int) -> Break | None:
+    if shared == len(asked.context):
+        return None
+    found = (turned_round(entry.request, asked, shared) for entry in kept)
+    return next(filter(None, found), None)
+
+
+def _context_break(kept: Sequence[_Kept], shared: Sequence[int], asked: Request) -> Break | None:
     longest = max(shared)
     nearest = [e for e, length in zip(kept, shared, strict=True) if length == longest]
     if longest == len(asked.context):

@@ -31,7 +31,7 @@ class Finding:
 
     call: int
     previous_call: int | None
-    """The earlier call with which this one shares the most."""
+    """The earlier call that this one stops going on from; None where nobody knows."""
     role: str
     broken: Break
     token_index: int | None
@@ -70,10 +70,7 @@ class Report:
 
     @classmethod
     def of_calls(cls, data: Sequence[Mapping[str, Any]], session: str | None = None) -> Report:
-        """The report of a running session, from what `GET /v1/sessions/{id}/calls` lists.
-
-        The tokens that a call shared are those its prefill worker found cached.
-        """
+        """The report of a running session, from what `GET /v1/sessions/{id}/calls` lists."""
         rows, findings = [], []
         for position, call in enumerate(data):
             index = _number(call.get("index"), position)
@@ -81,7 +78,8 @@ class Report:
             prompt = _number(call.get("prompt_tokens"))
             told = call.get("break")
             lost = _number(told.get("lost_tokens")) if isinstance(told, Mapping) else 0
-            rows.append(CallRow(index, role, prompt, _number(call.get("cached_tokens")), lost))
+            shared = _number(call.get("shared_tokens"))
+            rows.append(CallRow(index, role, prompt, shared, lost))
             if isinstance(told, Mapping):
                 at = told.get("token_index")
                 found = Finding(index, None, role, Break.from_dict(told), at, lost, prompt)

@@ -25,7 +25,7 @@ def _table(report: Report) -> Table:
     title = Text(f"session {report.session or '(none)'}")  # an id may look like markup
     table = Table(title=title, title_justify="left")
     table.add_column("call", justify="right")
-    table.add_column("role")
+    table.add_column("role", overflow="fold")
     for name in ("prompt tokens", "shared", "lost"):
         table.add_column(name, justify="right")
     about = _about(report)

@@ -28,7 +28,10 @@ class PrefixCache:
             at = found
         return len(tokens)
 
-    def add(self, tokens: Sequence[str]) -> None:
-        at = 0
+    def add(self, tokens: Sequence[str]) -> list[int]:
+        """Returns the numbers of the prompt's beginnings, the shortest first."""
+        numbers, at = [], 0
         for token in tokens:
             at = self._next.setdefault((at, token), len(self._next) + 1)
+            numbers.append(at)
+        return numbers

@@ -28,6 +28,7 @@ from ._errors import (
     bad_request,
     context_too_long,
     no_such_path,
+    unknown_role,
     unknown_session,
     wrong_method,
 )
@@ -40,6 +41,7 @@ from ._state import Cut, State, Stopped
 
 _CHAT = "/v1/chat/completions"
 _SESSIONS = "/v1/sessions/"
+_MODELS = "/v1/models/"
 
 
 class Endpoints:
@@ -93,6 +95,8 @@ class Endpoints:
     def _route(self, request: Request, path: str) -> Json | Events:
         if path.startswith(_SESSIONS):
             return self._session(request, path.removeprefix(_SESSIONS))
+        if path.startswith(_MODELS):
+            return self._model(request, path.removeprefix(_MODELS))
         fixed = {
             _CHAT: ("POST", self._chat),
             "/tokenize": ("POST", self._tokenize),
@@ -248,6 +252,16 @@ class Endpoints:
         roles = sorted(state.roles) if state.roles is not None else list(state.seen_roles)
         cards = [self._card(role, "role") for role in roles]
         return Json({"object": "list", "data": [*cards, self._card(BASE, "base")]})
+
+    def _model(self, request: Request, name: str) -> Json:
+        if request.method != "GET":
+            raise wrong_method(request.method, request.path, ["GET"])
+        if name == BASE:
+            return Json(self._card(name, "base"))
+        roles = self._state.roles
+        if roles is not None and name not in roles:
+            raise unknown_role(name, roles)
+        return Json(self._card(name, "role"))
 
     def _card(self, name: str, kind: str) -> Mapping[str, Any]:
         return {

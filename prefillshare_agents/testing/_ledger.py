@@ -53,7 +53,8 @@ class Account:
     shareable: int
     """Context tokens that an earlier call of the session had read, shared or not."""
     per_model: int | None
-    """What a prefill worker for this role alone would have computed; None without a session."""
+    """What a prefill worker for this role alone would have computed, but for what was cached
+    before the session read it; None without a session."""
     broken: PrefixBreak | None
 
     def report(self) -> dict[str, Any]:
@@ -108,6 +109,10 @@ class Session:
     own: defaultdict[str, PrefixCache] = field(default_factory=_caches)
     """Contexts by role: what a prefill worker for this role alone would have cached."""
     tails: set[tuple[str, ...]] = field(default_factory=set)
+    found: set[int] = field(default_factory=set)
+    """Beginnings of prompts, by their number in `read`, that were cached before the session read
+    them."""
+    read: PrefixCache = field(default_factory=PrefixCache)
     totals: Counter[str] = field(default_factory=Counter)
     roles: dict[str, None] = field(default_factory=dict)
     calls: list[dict[str, Any]] = field(default_factory=list)
@@ -120,8 +125,12 @@ class Session:
             self.contexts.copy(),
             longest=self.longest,
             latest=self.latest,
+            tails=set(self.tails),
+            found=set(self.found),
+            read=self.read.copy(),
         )
         made.prompts.update({mode: cache.copy() for mode, cache in self.prompts.items()})
+        made.own.update({role: cache.copy() for role, cache in self.own.items()})
         return made
 
     def broken(self, body: Mapping[str, Any], counted: Counted) -> PrefixBreak | None:
@@ -152,18 +161,28 @@ class Session:
         self.longest = max(self.longest, self.latest)
         self.grown = True
 
-    def unseen(self, role: str, counted: Counted) -> int:
+    def per_model(self, role: str, counted: Counted, shared: int, cached: int) -> int:
         """Tokens of a prompt that are new to a role; from now on it knows them.
 
-        Its instructions and tools count once, as if they stood at the head of its prompts.
+        Its instructions and tools count once, as if they stood at the head of its prompts. What
+        was `cached`, and not `shared` with an earlier prompt, other sessions had computed.
         """
         context, tail = counted.context, (role, *counted.before, *counted.after)
-        new = len(context) - self.own[role].common(context)
+        numbers = self.note_found(counted.whole, shared, cached)
+        start, end = len(counted.before), len(counted.before) + len(context)
+        own = [number not in self.found for number in numbers]
+        new = sum(own[start + self.own[role].common(context) : end])
         if tail not in self.tails:
-            new += len(tail) - 1
+            new += sum(own[:start] + own[end:])
         self.own[role].add(context)
         self.tails.add(tail)
         return new
+
+    def note_found(self, prompt: Sequence[str], shared: int, cached: int) -> list[int]:
+        """Note what was cached before any call of the session read it; returns its beginnings."""
+        numbers = self.read.add(prompt)
+        self.found.update(numbers[shared:cached])
+        return numbers
 
     def count(self, account: Account) -> None:
         self.roles[account.role] = None
@@ -183,6 +202,7 @@ class Session:
                 "role": account.role,
                 "prompt_tokens": account.prompt,
                 "context_tokens": account.context,
+                "shared_tokens": account.shared,
                 "cached_tokens": account.cached,
                 "computed_tokens": account.computed,
                 "break": account.broken and account.broken.report(),
@@ -245,7 +265,11 @@ class Ledger:
             if session.talk.compare(ask.body) is not None:
                 shareable = min(len(context), session.longest)
             affinity = self._affinity(session)
+        broken = None if session is None else session.broken(ask.body, counted)
         cached = self._cached(mode, whole)
+        per_model = None
+        if session is not None:
+            per_model = session.per_model(ask.role, counted, shared, cached)
         # Each further choice is prefilled anew, and finds what the first one left.
         again = len(whole) - self._rounded(len(whole) - 1)
         reused = min(self._decode[ask.role, mode].common(whole), len(whole) - 1)
@@ -264,8 +288,8 @@ class Ledger:
             shared=shared,
             shared_context=min(max(shared - start, 0), len(context)),
             shareable=shareable,
-            per_model=None if session is None else session.unseen(ask.role, counted),
-            broken=None if session is None else session.broken(ask.body, counted),
+            per_model=per_model,
+            broken=broken,
         )
         self._prefill[mode].add(whole)
         self._decode[ask.role, mode].add(whole)
@@ -289,6 +313,8 @@ class Ledger:
         whole, mode = counted.whole, salted(body)
         cached = self._cached(mode, whole)
         affinity = self._affinity(session)
+        shared = session.prompts[mode].common(whole)
+        session.note_found(whole, shared, cached)
         self._prefill[mode].add(whole)
         self._contexts.add(whole)
         session.keep(mode, counted, body)

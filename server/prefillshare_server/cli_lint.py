@@ -147,9 +147,7 @@ def lint(
         with recorded(program, upstream=upstream, keep=save, output=output) as run:
             _tell(f"the program ended with exit code {run.exit_code}")
             reports, code = (
-                _traced(
-                    [run.trace], session, session_key, base, cluster, layout, bool(run.exit_code)
-                ),
+                _traced([run.trace], session, session_key, base, cluster, layout, run.exit_code),
                 run.exit_code,
             )
     else:
@@ -210,9 +208,9 @@ def _traced(
     base: str | None,
     cluster: Path | None,
     layout: LayoutName | None,
-    failed: bool = False,
+    exit_code: int | None = None,
 ) -> list[Report]:
-    """`failed`: the program that was to make the trace did, so there may be nothing in it."""
+    """`exit_code`: of the program that made the trace; one that failed may have sent nothing."""
     from prefillshare_server.lint import rendering, trace
     from prefillshare_server.lint.judge import Judge
 
@@ -227,10 +225,10 @@ def _traced(
         index = trace.index(
             paths, session_key=session_key, progress=lambda count: bar.advance(reading, count)
         )
-        if failed and not index.sessions:
+        if exit_code and not index.sessions:
             _tell("it made no chat request")
             return []
-        chosen = _chosen(index, session)
+        chosen = _chosen(index, session, paths if exit_code is None else None)
         families = [
             family for family in index.families() if any(line.session in chosen for line in family)
         ]
@@ -256,14 +254,21 @@ def _traced(
     return reports
 
 
-def _chosen(index: Any, session: str | None) -> list[str | None]:
-    """The sessions to look at. Raises ConfigError if there is none."""
+def _chosen(index: Any, session: str | None, paths: Sequence[Path] | None) -> list[str | None]:
+    """The sessions to look at. `paths`: the traces that were given; None for a program's.
+
+    Raises ConfigError if there is none.
+    """
+    if not index.sessions and paths is not None:
+        what = f"the {'file has' if len(paths) == 1 else 'files have'} no chat request"
+        remedy = "record some, or name another file"
+        raise ConfigError(Problem(", ".join(map(str, paths)), what, remedy))
     if not index.sessions:
         raise ConfigError(
             Problem(
-                "the trace",
-                "holds no chat request",
-                "a program that gives its clients a base_url= passes the recorder by: leave it out "
+                "the program",
+                "made no chat request that was recorded",
+                "one that gives its clients a base_url= passes the recorder by: leave it out "
                 "there, so that OPENAI_BASE_URL counts",
             )
         )

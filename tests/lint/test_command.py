@@ -266,7 +266,17 @@ def test_a_program_that_passes_the_recorder_by_is_told_so() -> None:
     done = lint("--", sys.executable, "-c", "pass")
 
     assert done.returncode == 2
-    assert "holds no chat request" in done.stderr
+    assert "the program: made no chat request that was recorded" in done.stderr
+
+
+def test_a_trace_without_a_chat_request_is_named(tmp_path: Path) -> None:
+    empty = tmp_path / "empty.jsonl"
+    empty.touch()
+    done = lint(str(empty))
+
+    assert done.returncode == 2
+    assert "the file has no chat request" in done.stderr
+    assert "base_url" not in done.stderr
 
 
 def test_only_the_sdk_s_dependencies_are_needed(tmp_path: Path) -> None:

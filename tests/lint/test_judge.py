@@ -181,3 +181,28 @@ def test_a_child_need_not_go_on_from_its_parent(writer: Writer) -> None:
     child.add(request(system("You judge."), user("Another task."), PLAN, NEXT))
 
     assert child.report().findings == ()
+
+
+def test_a_break_is_told_of_the_call_whose_text_was_expected(writer: Writer) -> None:
+    summary = user("Here is a summary of the conversation to date: a walk.")
+    report = judged(
+        request(TASK, PLAN, NEXT),
+        request(user("Sum up what follows, for people who know nothing of it."), model="scribe"),
+        request(summary, user("And by bus?")),
+        writer=writer,
+    )
+
+    assert [finding.broken.cause for finding in report.findings] == [
+        "unrelated",
+        "history_summarised",
+    ]
+    assert report.findings[1].previous_call == 0
+
+
+def test_what_was_sent_as_another_roles_is_lost(writer: Writer) -> None:
+    turned = user(PLAN["content"])
+    report = judged(request(TASK, turned), request(TASK, PLAN, NEXT), writer=writer)
+
+    [finding] = report.findings
+    assert finding.broken.cause is Cause.ROLE_CHANGED
+    assert 0 < report.lost_tokens < report.rows[1].prompt_tokens - report.rows[1].shared_tokens

@@ -137,6 +137,20 @@ BREAKS: list[tuple[str, list[Any], list[Any], Cause, int]] = [
         0,
     ),
     (
+        "a summary, where one answer is given to everything",
+        [TASK, SAME, NEXT, SAME, user("And back?")],
+        [user("Here is a summary of the conversation to date: trains."), SAME, user("And then?")],
+        Cause.HISTORY_SUMMARISED,
+        0,
+    ),
+    (
+        "another agent's answer as the user's turn",
+        [TASK, user(PLAN["content"])],
+        [TASK, PLAN, NEXT],
+        Cause.ROLE_CHANGED,
+        1,
+    ),
+    (
         "a document put in front",
         [TASK, PLAN, NEXT],
         [user("Use these documents: a timetable."), TASK, PLAN, NEXT, ANSWER],

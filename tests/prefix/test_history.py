@@ -206,3 +206,41 @@ def test_few_of_the_kept_contexts_are_compared_in_full(monkeypatch: pytest.Monke
     assert history.compare(request(user("another first question"), *talk[1:], NEXT)) is not None
     assert history.compare(request(user("another task"))) is not None
     assert len(compared) <= 16
+
+
+def test_a_debate_written_for_each_agent_from_its_own_side_breaks() -> None:
+    said_so = [f"Argument {i}: closing streets helps the air, and shops gain." for i in range(4)]
+    history, causes = History(), []
+    for turn in range(4):
+        turns = [(said if i % 2 == turn % 2 else user)(said_so[i]) for i in range(turn)]
+        body = request(TASK, *turns)
+        broken = history.compare(body)
+        causes.append((broken.cause, broken.message_index) if broken else None)
+        history.keep(body, said(said_so[turn]))
+
+    assert causes == [None, None, (Cause.ROLE_CHANGED, 1), (Cause.ROLE_CHANGED, 2)]
+
+
+def test_text_sent_once_as_another_roles_breaks_once() -> None:
+    essay = "Cars bring noise and smoke, and take the room of trees and people."
+    history = History()
+    talk = [TASK]
+    history.keep(request(*talk))
+    history.keep(request(TASK, user(essay)))  # a critic, to whom it is the user's
+    talk += [said(essay), user("Too short.")]
+    broken = history.compare(request(*talk))
+    history.keep(request(*talk))
+    talk += [said("A longer one, with a line about shops."), user("Better.")]
+
+    assert broken is not None
+    assert broken.cause is Cause.ROLE_CHANGED
+    assert history.compare(request(*talk)) is None
+    assert history.compare(request(TASK, user(essay))) is None
+
+
+def test_a_few_words_that_both_roles_say_are_no_break() -> None:
+    history = History()
+    history.keep(request(TASK))
+    history.keep(request(TASK, user("Go on."), said("Done.")))
+
+    assert history.compare(request(TASK, said("Go on."), user("Why?"))) is None

@@ -83,14 +83,14 @@ def test_estimates_are_marked() -> None:
 
 
 def test_a_running_session_is_reported_from_its_list_of_calls() -> None:
-    call = {"index": 0, "role": "planner", "prompt_tokens": 100, "cached_tokens": 0, "break": None}
+    call = {"index": 0, "role": "planner", "prompt_tokens": 100, "cached_tokens": 64}
     broken = {"token_index": 30, "lost_tokens": 60, **REPORT.findings[0].broken.to_dict()}
-    later = {**call, "index": 1, "role": "critic", "cached_tokens": 32, "break": broken}
+    later = {**call, "index": 1, "role": "critic", "shared_tokens": 30, "break": broken}
 
-    report = Report.of_calls([call, later])
+    report = Report.of_calls([{**call, "shared_tokens": 0, "break": None}, later])
 
-    assert (report.calls, report.prompt_tokens, report.shared_tokens) == (2, 200, 32)
-    assert report.rows[1] == CallRow(1, "critic", 100, 32, 60)
+    assert (report.calls, report.prompt_tokens, report.shared_tokens) == (2, 200, 30)
+    assert report.rows[1] == CallRow(1, "critic", 100, 30, 60)
     assert report.findings[0].broken == REPORT.findings[0].broken
     assert report.findings[0].token_index == 30
 

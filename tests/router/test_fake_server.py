@@ -64,6 +64,8 @@ def tokenize(**fields: Any) -> Send:
 CALLS = get("/v1/sessions/s1/calls")
 GROWN = [ASK, {"role": "assistant", "content": "alpha says yes"}, ASK]
 EDITED = [{"role": "user", "content": "a questiön"}, *GROWN[1:]]
+ESSAY = "Cars bring noise and smoke, and take the room of trees and people."
+TURNED = [ASK, {"role": "user", "content": ESSAY}]
 OTHER = {"role": "user", "content": "a questiön"}
 STRICT = {**SESSION, "X-PrefillShare-Strict": "true"}
 ISOLATE = {**SESSION, "X-PrefillShare-Mode": "isolate"}
@@ -101,6 +103,8 @@ CASES: dict[str, list[Send]] = {
     ],
     "a session id that is quoted": [chat({"X-Session-ID": "a/b c"}), get("/v1/sessions/a%2Fb%20c")],
     "models": [get("/v1/models")],
+    "one model": [get(f"/v1/models/{name}") for name in ("alpha", "base", "gamma")],
+    "a model's wrong method": [get("/v1/models/alpha", "DELETE")],
     "live": [get("/live")],
     "an unknown path": [get("/v1/embeddings")],
     "a wrong method": [get(CHAT), get("/v1/sessions/s1", "PUT")],
@@ -142,6 +146,11 @@ CASES: dict[str, list[Send]] = {
         chat(SESSION, messages=GROWN),
         chat(STRICT, messages=EDITED),
         chat(STRICT, messages=GROWN),
+    ],
+    "text that was another role's": [
+        chat(SESSION, messages=TURNED),
+        chat(SESSION, messages=[ASK, {**TURNED[1], "role": "assistant"}, ASK], model="beta"),
+        CALLS,
     ],
     "another task that is strict": [chat(STRICT), chat(STRICT, messages=[OTHER]), CALLS],
     "another task to prefill ahead": [prefill(STRICT), prefill(STRICT, messages=[OTHER])],

@@ -97,16 +97,43 @@ def test_a_role_has_seen_what_was_prefilled_for_it() -> None:
     ledger = Ledger()
     keep(ledger, "abcd", role="alpha")
     keep(ledger, "abcdef", role="beta")
-    assert ledger.unseen("alpha", ids_of("abcdefg")) == 3
-    assert ledger.unseen("beta", ids_of("abcdefg")) == 1
-    assert ledger.unseen("gamma", ids_of("abcdefg")) == 7
-    assert ledger.unseen("beta", ids_of("abXdef")) == 4
+    assert ledger.read("alpha", ids_of("abcdefg")).by_role == 4
+    assert ledger.read("beta", ids_of("abcdefg")).by_role == 6
+    assert ledger.read("gamma", ids_of("abcdefg")).by_role == 0
+    assert ledger.read("beta", ids_of("abXdef")).by_role == 2
+
+
+def test_what_any_role_has_read_is_shared_but_where_roles_are_kept_apart() -> None:
+    ledger = Ledger()
+    keep(ledger, "abcd", role="alpha")
+    keep(ledger, "abcdef", role="beta")
+    assert ledger.read("alpha", ids_of("abcdefg")).shared == 6
+    assert ledger.read("alpha", ids_of("abcdefg"), isolated=True).shared == 4
+
+
+def test_what_was_cached_before_the_session_read_it_is_nobodys_work_here() -> None:
+    ledger = Ledger()
+    assert first_read(ledger, "abcdef", "alpha", cached=4) == 2
+    # The next role finds all of it cached, and this session computed two tokens of that.
+    assert first_read(ledger, "abcdef", "beta", cached=5) == 2
+    # Three more were there before, though this session is not the one that computed them.
+    assert first_read(ledger, "abcdefghij", "alpha", cached=9) == 1
+    # A fork has the beginning in common, and with it who computed that.
+    assert first_read(ledger, "abcdXY", "gamma", cached=4) == 2
+
+
+def first_read(ledger: Ledger, text: str, role: str, cached: int) -> int:
+    before, match = ledger.read(role, ids_of(text)), ledger.match(text, anywhere)
+    rest = text[match.chars :]
+    end = ledger.keep_context(match.end, rest, ids_of(rest), role)
+    assert end is not None
+    return ledger.first_read(end, before, cached)
 
 
 def test_contexts_given_as_ids_count_as_seen_and_match_no_text() -> None:
     ledger = Ledger()
     ledger.keep_context(None, None, [1, 2, 3], "alpha")
-    assert ledger.unseen("alpha", [1, 2, 3, 4]) == 1
+    assert ledger.read("alpha", [1, 2, 3, 4]).by_role == 3
     assert ledger.match("", anywhere).end is None
 
 

@@ -62,7 +62,8 @@ async def test_answers_have_the_fields_that_are_described(bench: Bench) -> None:
         ("/v1/sessions/s/calls", "Calls", True),
         ("/v1/workers", "Worker", True),
         ("/v1/roles", "Role", True),
-        ("/v1/models", "Models", True),
+        ("/v1/models", "Model", True),
+        ("/v1/models/alpha", "Model", False),
         ("/health", "Health", False),
     ],
 )

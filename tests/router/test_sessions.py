@@ -215,6 +215,36 @@ async def test_the_totals_of_a_session_are_told_and_end_with_it(bench: Bench) ->
     assert body["error"]["code"] == "session_not_found"
 
 
+async def test_what_other_sessions_left_in_the_cache_saves_nothing(bench: Bench) -> None:
+    question = "another question about numbers " * 10
+    computed = []
+    messages = [{"role": "system", "content": question}, {"role": "user", "content": question}]
+    for session in ("cold", "warm"):
+        for role in ("alpha", "beta"):
+            await bench.chat(model=role, messages=messages, headers={"X-Session-ID": session})
+        totals = (await bench.get(f"/v1/sessions/{session}"))[1]
+        computed.append((totals["per_model_prefill_tokens"], totals["computed_tokens"]))
+    prompt = totals["prompt_tokens"] // 2
+    (alone, shared), (alone_warm, shared_warm) = computed
+    assert alone == 2 * prompt > shared
+    assert alone_warm == shared_warm < prompt
+
+
+async def test_prompts_share_what_their_session_sent_before_whatever_is_cached(
+    bench: Bench,
+) -> None:
+    question = "another question about numbers " * 10
+    for session in ("cold", "warm"):
+        headers = {"X-Session-ID": session}
+        _, first, _ = await bench.chat(question, headers=headers)
+        head = {"role": "system", "content": "Be brief."}
+        messages = [head, {"role": "user", "content": question}]
+        await bench.chat(model="beta", messages=messages, headers=headers)
+        calls = (await bench.get(f"/v1/sessions/{session}/calls"))[1]["data"]
+        assert [call["shared_tokens"] for call in calls] == [0, calls[0]["context_tokens"] + 1]
+    assert first["prefillshare"]["cached_tokens"] > 0
+
+
 async def test_the_final_header_ends_a_session(bench: Bench) -> None:
     await bench.chat(headers={"X-Session-ID": "s"})
     await bench.chat(headers={"X-Session-ID": "s", "X-Session-Final": "true"})

@@ -328,6 +328,7 @@ def test_explain_tells_where_the_servers_prompts_stopped_sharing(
 
     report = session.explain()
     [finding] = report.findings
+    assert report.session == session.id
     assert report.calls == 2
     assert (finding.call, finding.role, finding.broken.cause) == (1, "critic", "timestamp")
 

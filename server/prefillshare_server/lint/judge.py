@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from prefillshare_prefix import Break, CallRow, Cause, Finding, History, Layout, Report, text_break
+from prefillshare_prefix.compare import common, divergence, turned_round
+from prefillshare_prefix.head import head_break
 from prefillshare_prefix.messages import Message, Request, read_request
 from prefillshare_prefix.rewriting import is_unwritten
 from prefillshare_prefix.texts import common_prefix
@@ -21,6 +23,10 @@ class _Prompt(NamedTuple):
     """None where the parent made it."""
     request: Request
     written: Written
+
+    def shared(self, written: Written) -> int:
+        """Leading tokens that another prompt has as well."""
+        return common_prefix(self.written.ids, written.ids) // ID_BYTES
 
 
 class Judge:
@@ -56,9 +62,18 @@ class Judge:
         prompt = _Prompt(call, request, written)
         lost = self._lost(body, request, found, shared) if found else 0
         if found:
-            before = nearest.call if nearest else None
+            before = self._parted_from(request, found) or nearest
+            at = before.shared(written) if before else 0
             self._findings.append(
-                Finding(call, before, request.model, found, shared, lost, written.tokens)
+                Finding(
+                    call,
+                    before.call if before else None,
+                    request.model,
+                    found,
+                    at,
+                    lost,
+                    written.tokens,
+                )
             )
         self._rows.append(CallRow(call, request.model, written.tokens, shared, lost))
         self._kept.append(prompt)
@@ -86,10 +101,24 @@ class Judge:
         """Leading tokens that some earlier prompt has as well, and the latest such prompt."""
         best, nearest = -1, None
         for prompt in reversed(self._kept):
-            shared = common_prefix(prompt.written.ids, written.ids) // ID_BYTES
+            shared = prompt.shared(written)
             if shared > best:
                 best, nearest = shared, prompt
         return max(best, 0), nearest
+
+    def _parted_from(self, request: Request, found: Break) -> _Prompt | None:
+        """The latest prompt that a break was found against, if one alone shows the same."""
+        contexts = [prompt.request.context for prompt in self._kept]
+        shared = max((common(context, request.context) for context in contexts), default=0)
+        for prompt in reversed(self._kept):
+            before = prompt.request
+            diverged = divergence(before, request)
+            parting = [turned_round(before, request, shared), diverged and diverged.found]
+            if self._layout == "model":
+                parting.append(head_break(before, request))
+            if found in parting:
+                return prompt
+        return None
 
     def _break(self, body: Mapping[str, Any], request: Request, written: Written) -> Break | None:
         if not self._rows and self._kept:
@@ -119,6 +148,9 @@ class Judge:
         if found.cause is Cause.UNRELATED:
             return 0
         known = [i for i, message in enumerate(request.context) if message in self._known]
+        if found.cause is Cause.ROLE_CHANGED:
+            texts = {message.text for message in self._known}
+            known = [i for i, message in enumerate(request.context) if message.text in texts]
         last = known[-1] if known else -1
         if found.message_index is not None and found.cause not in _HEAD:
             last = max(last, found.message_index - len(request.system))

@@ -3,12 +3,13 @@
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from prefillshare_server.router.ask import Ask
 from prefillshare_server.router.breaks import HEADER, answered, keep
 from prefillshare_server.router.fanout import Answer
 from prefillshare_server.router.handoff import Handoff, WorkerAccount
+from prefillshare_server.router.ledger import Read
 from prefillshare_server.router.parts import Router
 from prefillshare_server.router.reply import StreamReply, WholeReply
 from prefillshare_server.router.sessions import CallRecord, Session
@@ -23,6 +24,16 @@ class Head:
     """What is known once prefill is done: the response headers."""
 
     headers: Mapping[str, str]
+
+
+class _New(NamedTuple):
+    """A prompt of a call with a session: what it was to the session before."""
+
+    handoff: Handoff
+    before: Read
+    shared: int
+    tail: int
+    """Tokens of its tail that are new to the role."""
 
 
 class Account:
@@ -49,6 +60,7 @@ class Account:
         self._cached_tokens: int | None = None
         self._computed_tokens: int | None = None
         self._per_model_tokens = 0
+        self._news: list[_New] = []
         self._record: CallRecord | None = None
         self._counted = all(handoff.cached_tokens is not None for handoff in handoffs)
         self._broken = self._firsts[0].reader.prompt.broken
@@ -102,6 +114,9 @@ class Account:
         self._cached_tokens = _sum(handoff.cached_tokens for handoff in self._firsts)
         self._computed_tokens = _sum(handoff.computed_tokens for handoff in self._handoffs)
         if self._session is not None:
+            self._per_model_tokens = sum(
+                _per_model(self._session, new, new.handoff.cached_tokens or 0) for new in self._news
+            )
             totals = self._session.totals
             totals.calls += 1
             totals.prompt_tokens += self._prompt_tokens
@@ -113,6 +128,7 @@ class Account:
                 role=self._ask.role,
                 prompt_tokens=self._prompt_tokens,
                 context_tokens=sum(h.reader.prompt.context_tokens for h in self._firsts),
+                shared_tokens=sum(new.shared for new in self._news),
                 cached_tokens=self._cached_tokens,
                 computed_tokens=self._computed_tokens,
                 broken=self._broken_report(),
@@ -134,8 +150,10 @@ class Account:
         session.decode_workers[self._ask.decoder.pool] = firsts[0].worker.id
         for handoff in firsts:
             prompt = handoff.reader.prompt
-            self._per_model_tokens += session.ledger.unseen(role, prompt.context_ids)
-            self._per_model_tokens += session.new_in_tail(role, prompt.tail_ids)
+            before = session.ledger.read(role, prompt.ids, isolated=self._ask.isolated)
+            shared = session.shared_tokens(before, prompt.ids)
+            tail = session.new_in_tail(role, prompt.tail_ids)
+            self._news.append(_New(handoff, before, shared, tail))
             handoff.context_end = session.ledger.keep_context(
                 prompt.kept, prompt.new_text, prompt.context_ids[prompt.kept_tokens :], role
             )
@@ -215,6 +233,17 @@ class Account:
             "resumed": sum(len(handoff.later) for handoff in self._handoffs),
             "break": self._broken_report(),
         }
+
+
+def _per_model(session: Session, new: _New, cached: int) -> int:
+    """What a prefill worker of the role's own would have computed of a prompt."""
+    end, length = new.handoff.context_end, new.handoff.reader.prompt.context_tokens
+    found = max(cached - max(new.shared, length), 0)
+    if end is None:
+        return max(new.tail - found, 0)
+    # Another role may have brought the same tail, and found it.
+    found = end.tail_found = max(found, min(end.tail_found, cached - length))
+    return session.ledger.first_read(end, new.before, cached) + max(new.tail - found, 0)
 
 
 def _sum(counts: Iterable[int | None]) -> int | None:

@@ -234,17 +234,17 @@ class Ahead:
         self, ask: AheadAsk, session: Session, ahead: Noted
     ) -> Computed | RouterError:
         prompt, placed, end = ahead
-        known = session.ledger.prefilled(prompt.ids)
+        before = session.ledger.read(NOBODY, prompt.ids)
         try:
             computed = await self._prefill.ahead(
-                session, prompt.ids, known=known, cache_salt=ask.body.get("cache_salt")
+                session, prompt.ids, known=before.shared, cache_salt=ask.body.get("cache_salt")
             )
         except RouterError as error:
             logger.warning("a prefill ahead of session %r failed: %s", session.id, error)
             self._metrics.prefilled_ahead(error.code or "prefill_failed")
             if end is not None:
                 session.ledger.forget(end)
-            if placed.affinity == "new" and not session.ledger.prefilled(prompt.ids):
+            if placed.affinity == "new" and not session.ledger.read(NOBODY, prompt.ids).shared:
                 self._sessions.unbind(session)
             return error
         self._metrics.prefilled_ahead("ok")
@@ -252,6 +252,8 @@ class Ahead:
         session.totals.prefills_ahead += 1
         session.totals.computed_tokens += computed.computed_tokens
         if end is not None:
+            if not end.roles:
+                session.ledger.first_read(end, before, computed.cached_tokens)
             session.ledger.mark(end, NOBODY)
         return computed
 

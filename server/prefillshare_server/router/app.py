@@ -23,7 +23,7 @@ from prefillshare_server.router.ahead import Ahead
 from prefillshare_server.router.ask import Kind, parse
 from prefillshare_server.router.colocated import Colocated
 from prefillshare_server.router.decode import Decode
-from prefillshare_server.router.errors import RouterError
+from prefillshare_server.router.errors import RouterError, unknown_role
 from prefillshare_server.router.health import Health
 from prefillshare_server.router.metrics import Metrics
 from prefillshare_server.router.openapi import document
@@ -81,6 +81,7 @@ def create_app(
             Route("/v1/chat/completions", api.chat, methods=["POST"]),
             Route("/v1/completions", api.completions, methods=["POST"]),
             Route("/v1/models", api.models),
+            Route("/v1/models/{id:path}", api.model),
             *SessionsApi(router, cluster.router.max_body_mb).routes(),
             Route("/v1/roles", api.roles),
             Route("/v1/roles/{name}", api.set_role, methods=["PUT"]),
@@ -217,6 +218,14 @@ class _Api:
     async def models(self, _: Request) -> Response:
         cards = [self._card(role, "role") for role in self._roles.decoders]
         return JSON({"object": "list", "data": [*cards, self._card(self._base_name, "base")]})
+
+    async def model(self, request: Request) -> Response:
+        name = request.path_params["id"]
+        if name == self._base_name:
+            return JSON(self._card(name, "base"))
+        if name not in self._roles.decoders:
+            raise unknown_role(name, self._roles.decoders)
+        return JSON(self._card(name, "role"))
 
     def _card(self, name: str, kind: str) -> dict[str, Any]:
         return {

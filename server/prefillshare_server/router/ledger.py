@@ -1,4 +1,4 @@
-"""What a session has already tokenised: reused ids, and where a context broke off.
+"""What a session has already tokenised and read: reused ids, and where a context broke off.
 
 Contexts of one session mostly extend each other. A kept context is a chain of pieces, each with
 its text, its ids and a link to the piece it follows, so a session costs about as much memory as
@@ -21,9 +21,9 @@ NOBODY = ""
 
 
 class Piece:
-    """A stretch of context after `parent`. Immutable but for `roles` and `said`."""
+    """A stretch of context after `parent`. Immutable but for `roles`, `said` and what was found."""
 
-    __slots__ = ("chars", "ids", "parent", "roles", "said", "text", "tokens")
+    __slots__ = ("chars", "found", "ids", "parent", "roles", "said", "tail_found", "text", "tokens")
 
     def __init__(self, parent: Piece | None, text: str | None, ids: Sequence[int]) -> None:
         self.parent = parent
@@ -35,6 +35,10 @@ class Piece:
         """Both count from the start of the context to the end of this piece."""
         self.roles: set[str] = set()
         """Roles that had the context up to here prefilled; NOBODY for a prefill ahead."""
+        self.found = bytes(len(ids))
+        """1 for each id that was cached when the session first read it: another one's work."""
+        self.tail_found = 0
+        """The same of a tail that came behind, as the count of its leading ids."""
         self.said: tuple[int, ...] = ()
         """The messages of the context up to here, as breaks.py numbers them; none of an answer."""
 
@@ -76,6 +80,19 @@ class Lost(NamedTuple):
     """Leading tokens it still shares with a kept one."""
     lost_tokens: int
     """Tokens of the session's latest context behind that point."""
+
+
+class Read(NamedTuple):
+    """What a session had read of a prompt before, in leading tokens."""
+
+    by_role: int
+    """By the role that asks."""
+    shared: int
+    """By any role, or ahead of calls."""
+    found: bytes
+    """`Piece.found` of the shared ones."""
+    readers: frozenset[str]
+    """Who read a context that ends there: a tail of theirs came behind it."""
 
 
 class Ledger:
@@ -123,14 +140,32 @@ class Ledger:
         latest = self._latest.tokens if self._latest else 0
         return Lost(token_index=common, lost_tokens=max(latest - common, 0))
 
-    def unseen(self, role: str, ids: Sequence[int]) -> int:
-        """How many of `ids` come after the longest prefix that `role` had prefilled before."""
-        known = (count for piece, count in self._common(ids).items() if role in piece.roles)
-        return len(ids) - max(known, default=0)
+    def read(self, role: str, ids: Sequence[int], *, isolated: bool = False) -> Read:
+        """How much of a prompt the session has read; with `isolated` only what `role` has."""
+        common = self._common(ids)
+        by_role = max((n for piece, n in common.items() if role in piece.roles), default=0)
+        read = [p for p in common if (role in p.roles if isolated else p.roles)]
+        nearest = max(read, key=lambda piece: common[piece], default=None)
+        if nearest is None:
+            return Read(0, 0, b"", frozenset())
+        shared = common[nearest]
+        ends = (piece.roles for piece in read if piece.tokens == common[piece] == shared)
+        found = b"".join(piece.found for piece in nearest.path())[:shared]
+        return Read(by_role, shared, found, frozenset().union(*ends))
 
-    def prefilled(self, ids: Sequence[int]) -> int:
-        """How many leading ones of `ids` the base computed before, for whomever."""
-        return max((n for piece, n in self._common(ids).items() if piece.roles), default=0)
+    def first_read(self, end: Piece, before: Read, cached: int) -> int:
+        """Note of how much of a kept context the KV was there before this session read any of it.
+
+        `before` is what had been read then, `cached` how many leading tokens were found. Returns
+        how many of its tokens are new to the role and were computed by this session.
+        """
+        found = before.found + b"\1" * (min(cached, end.tokens) - before.shared)
+        found = found.ljust(end.tokens, b"\0")
+        path = end.path()
+        for piece in path:
+            if piece.tokens > before.shared:
+                piece.found = found[piece.tokens - len(piece.ids) : piece.tokens]
+        return b"".join(piece.found for piece in path).count(0, before.by_role)
 
     def keep_context(
         self, after: Piece | None, text: str | None, ids: Sequence[int], role: str | None

@@ -65,7 +65,7 @@ def document() -> dict[str, Any]:
 
 def _paths() -> dict[str, Any]:
     call_errors = (400, 404, 413, 422, 500, 502, 503, 504)
-    session, worker, role = (_SESSION_ID, _named("id"), _named("name"))
+    session, named, role = (_SESSION_ID, _named("id"), _named("name"))
     return {
         "/v1/chat/completions": {
             "post": _call("Call a role", "ChatRequest", "ChatCompletion", call_errors)
@@ -76,6 +76,9 @@ def _paths() -> dict[str, Any]:
             )
         },
         "/v1/models": {"get": _operation("List the roles, and the base", {200: ref("Models")})},
+        "/v1/models/{id}": {
+            "get": _operation("One role, or the base", {200: ref("Model")}, (404,), [named])
+        },
         "/tokenize": {
             "post": _operation(
                 "Count the tokens of a call",
@@ -120,8 +123,8 @@ def _paths() -> dict[str, Any]:
         },
         "/v1/workers": {"get": _operation("List the workers", {200: ref("Workers")})},
         "/v1/workers/{id}/drain": {
-            "post": _operation("Give a worker nothing new", {200: ref("Worker")}, (404,), [worker]),
-            "delete": _operation("Give it calls again", {200: ref("Worker")}, (404,), [worker]),
+            "post": _operation("Give a worker nothing new", {200: ref("Worker")}, (404,), [named]),
+            "delete": _operation("Give it calls again", {200: ref("Worker")}, (404,), [named]),
         },
         "/health": {
             "get": _operation(

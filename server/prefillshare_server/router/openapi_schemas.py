@@ -124,7 +124,9 @@ SCHEMAS: dict[str, Schema] = {
         cached_tokens=integer("Prompt tokens found in the prefix cache.", null=True),
         computed_tokens=integer("Prompt tokens computed.", null=True),
         per_model_prefill_tokens=integer(
-            "What a prefill worker of the role's own would have computed.", null=True
+            "What a prefill worker of the role's own would have computed, but for what was cached "
+            "before the session read it.",
+            null=True,
         ),
         handoff_bytes=integer("KV moved to the decode worker.", null=True),
         base_tokens_received=integer("Prompt tokens whose base KV was moved.", null=True),
@@ -170,7 +172,10 @@ SCHEMAS: dict[str, Schema] = {
         computed_tokens=integer("For calls and ahead of them."),
         handoff_bytes=integer(),
         generated_tokens=integer(),
-        per_model_prefill_tokens=integer("What one prefill worker per role would have computed."),
+        per_model_prefill_tokens=integer(
+            "What one prefill worker per role would have computed, but for what was cached before "
+            "the session read it."
+        ),
         prefills_ahead=integer("Contexts prefilled before a call needed them."),
         roles=array(string()),
         prefill_worker=string(),
@@ -181,6 +186,9 @@ SCHEMAS: dict[str, Schema] = {
             role=string(),
             prompt_tokens=integer(),
             context_tokens=integer("Of these, the ones that the next calls repeat."),
+            shared_tokens=integer(
+                "Leading ones that an earlier prompt of the session had as well, cached or not."
+            ),
             cached_tokens=integer(null=True),
             computed_tokens=integer(null=True),
             **{"break": _or_null(ref("Break"))},
@@ -204,16 +212,15 @@ SCHEMAS: dict[str, Schema] = {
         **{"break": _or_null(ref("Break"))},
     ),
     "Deleted": obj(id=string(), object=string(), deleted={"const": True}),
-    "Models": _list(
-        obj(
-            id=string(),
-            object={"const": "model"},
-            created=integer(),
-            owned_by=string(),
-            parent={"type": ["string", "null"]},
-            max_model_len=integer(),
-            prefillshare=obj(kind={"enum": ["role", "base"]}, callable=boolean()),
-        )
+    "Models": _list(ref("Model")),
+    "Model": obj(
+        id=string(),
+        object={"const": "model"},
+        created=integer(),
+        owned_by=string(),
+        parent={"type": ["string", "null"]},
+        max_model_len=integer(),
+        prefillshare=obj(kind={"enum": ["role", "base"]}, callable=boolean()),
     ),
     "Roles": _list(ref("Role")),
     "Role": obj(

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from prefillshare_prefix import History, Layout
 from prefillshare_server.router.identity import Identity
-from prefillshare_server.router.ledger import Ledger, Piece
+from prefillshare_server.router.ledger import Ledger, Piece, Read
 from prefillshare_server.router.tally import Tally
 from prefillshare_server.router.tokens import Tokens
 from prefillshare_server.router.turns import Turns
@@ -37,7 +37,9 @@ class Totals:
     generated_tokens: int = 0
     per_model_prefill_tokens: int = 0
     """What one prefill worker per role would have computed: for each role the tokens that are new
-    to it. Its instructions and tools count once, as if they stood at the head of its prompts."""
+    to it. Its instructions and tools count once, as if they stood at the head of its prompts.
+    Tokens that were cached before the session read them do not count: other sessions had them
+    computed, and a role's own worker might have them as well."""
     prefills_ahead: int = 0
     """Contexts that were prefilled before a call needed them. They are no calls."""
 
@@ -52,6 +54,8 @@ class CallRecord:
     prompt_tokens: int
     context_tokens: int
     """Of these, the ones the session's next calls repeat."""
+    shared_tokens: int
+    """Leading ones that an earlier prompt of the session had as well, cached or not."""
     cached_tokens: int | None
     computed_tokens: int | None
     broken: Mapping[str, Any] | None
@@ -115,6 +119,12 @@ class Session:
             del known[:-_KEPT_TAILS]
         return fresh
 
+    def shared_tokens(self, before: Read, ids: Sequence[int]) -> int:
+        """How many leading `ids` of a prompt an earlier one of the session had as well."""
+        rest = ids[before.shared :]
+        tails = (tail for role in before.readers for tail in self.tails.get(role, ()))
+        return before.shared + max((_common(tail, rest) for tail in tails), default=0)
+
     def keep_answer(
         self, after: Piece | None, opener: tuple[str, Sequence[int]], tally: Tally, tokens: Tokens
     ) -> None:
@@ -145,11 +155,15 @@ class Session:
 
 def _changed(before: Sequence[int], after: Sequence[int]) -> int:
     """Length of `after` without the start and the end that it has in common with `before`."""
-    shorter = min(len(before), len(after))
-    start = next((i for i in range(shorter) if before[i] != after[i]), shorter)
-    rest = shorter - start
+    start = _common(before, after)
+    rest = min(len(before), len(after)) - start
     end = next((i for i in range(rest) if before[-1 - i] != after[-1 - i]), rest)
     return len(after) - start - end
+
+
+def _common(one: Sequence[int], other: Sequence[int]) -> int:
+    shorter = min(len(one), len(other))
+    return next((i for i in range(shorter) if one[i] != other[i]), shorter)
 
 
 class Sessions:
@@ -250,6 +264,7 @@ class Sessions:
             ledger=parent.ledger.fork() if parent else Ledger(),
             turns=parent.turns.fork() if parent else Turns(),
             history=parent.history.fork() if parent else History(self._layout, kept=KEPT_HISTORY),
+            tails={role: [*tails] for role, tails in parent.tails.items()} if parent else {},
         )
         self._sessions[session_id] = session
         if parent is not None and parent.prefill_worker is not None:

@@ -1,5 +1,6 @@
 """What goes out and what comes back: reasoning, structured answers, tools, ids."""
 
+from collections.abc import Iterator
 from typing import Any, TypedDict
 
 import pytest
@@ -32,8 +33,11 @@ def search(name: str) -> str:
 
 
 @pytest.fixture
-def model(server: FakeServer) -> ChatPrefillShare:
-    return ChatPrefillShare(model="critic", base_url=server.url)
+def model(server: FakeServer) -> Iterator[ChatPrefillShare]:
+    made = ChatPrefillShare(model="critic", base_url=server.url)
+    yield made
+    # Left to the garbage collector, its socket may be found unclosed before the client is.
+    made.root_client.close()
 
 
 @pytest.mark.parametrize("streamed", [False, True])

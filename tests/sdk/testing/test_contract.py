@@ -121,6 +121,36 @@ def test_one_prefill_for_each_role_would_read_every_context_anew(ask: Ask) -> No
     assert again.prefillshare["per_model_prefill_tokens"] == 10
 
 
+def test_what_other_sessions_left_in_the_cache_saves_nothing(server: FakeServer, ask: Ask) -> None:
+    for session in ("cold", "warm"):
+        for role in ("planner", "critic"):
+            ask(role, [PLAN, TASK], session=session)
+    cold, warm = server.sessions["cold"], server.sessions["warm"]
+
+    assert cold["per_model_prefill_tokens"] > cold["computed_tokens"]
+    assert warm["per_model_prefill_tokens"] == warm["computed_tokens"]
+
+
+def test_a_child_goes_on_from_what_its_parent_read(server: FakeServer, ask: Ask) -> None:
+    ask("planner", [PLAN, TASK])
+    child = ask(
+        "planner", [PLAN, TASK], session="s2", headers={"X-Parent-Session-ID": "s1"}
+    ).prefillshare
+
+    assert child["per_model_prefill_tokens"] == 0
+
+
+def test_prompts_share_what_their_session_sent_before_whatever_is_cached(
+    server: FakeServer, ask: Ask
+) -> None:
+    for session in ("cold", "warm"):
+        ask("planner", [TASK], session=session)
+        ask("critic", [TASK], session=session)
+        calls = get(server, f"/v1/sessions/{session}/calls")["data"]
+        assert [call["shared_tokens"] for call in calls] == [0, calls[1]["prompt_tokens"]]
+        assert calls[0]["cached_tokens"] == (0 if session == "cold" else 16)
+
+
 def test_the_calls_of_a_session_are_listed(server: FakeServer, ask: Ask) -> None:
     ask("planner", [PLAN, TASK])
     ask("critic", GROWN)
