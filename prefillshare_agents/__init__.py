@@ -18,6 +18,7 @@ if typing.TYPE_CHECKING:
         PrefillShareError,
         PrefixBreakError,
         PrefixBreakWarning,
+        SessionLostWarning,
         TokenBudgetError,
     )
     from ._identity import SESSION_HEADER
@@ -43,6 +44,7 @@ __all__ = [
     "PrefixBreakWarning",
     "RoleUsage",
     "Session",
+    "SessionLostWarning",
     "SessionTotals",
     "SessionUsage",
     "TokenBudgetError",
@@ -63,6 +65,7 @@ _MODULES = {
     "PrefillShareError": "._errors",
     "PrefixBreakError": "._errors",
     "PrefixBreakWarning": "._errors",
+    "SessionLostWarning": "._errors",
     "RoleUsage": "._records",
     "SESSION_HEADER": "._identity",
     "Session": "._session",

@@ -32,6 +32,16 @@ if TYPE_CHECKING:
     from prefillshare_prefix import Report
 
 
+def _running_loop() -> asyncio.AbstractEventLoop:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        raise RuntimeError(
+            "append(..., prefill=True) outside a coroutine: no event loop is running that could "
+            "ask the server. Append in a coroutine, or with prefill=False"
+        ) from None
+
+
 class AsyncSession(SessionCore):
     """The async twin of `Session`: `await session.chat(...)`, `async with session:`."""
 
@@ -71,7 +81,7 @@ class AsyncSession(SessionCore):
         ahead = self._prefills_ahead(prefill)
         if ahead:
             self._connected()  # Raises before anything is added, as the next line does.
-            loop = asyncio.get_running_loop()
+            loop = _running_loop()
         self._transcript.append(messages)
         if ahead:
             try:
@@ -250,8 +260,8 @@ class AsyncSession(SessionCore):
         return self._client
 
     async def __aenter__(self) -> Self:
-        _context.enter(self)
+        _context.enter_block(self)
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        _context.leave(self)
+        _context.leave_block(self)

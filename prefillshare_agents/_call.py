@@ -27,6 +27,7 @@ from ._identity import (
 from ._limits import Hold
 from ._prefix_watch import STRICT_HEADER
 from ._records import CallRecord
+from ._retries import in_node, settle
 from ._stream import StreamedAnswer
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ class Call:
     def __init__(self, client: OpenAI | AsyncOpenAI, options: FinalRequestOptions) -> None:
         self._server = str(client.base_url)
         self._policy = client._on_prefix_break
+        self._max_retries = client.max_retries
         own = {} if isinstance(options.headers, openai.NotGiven) else options.headers
         self.is_chat = options.method.lower() == "post" and options.url == CHAT_PATH
         self.body = _body(options)
@@ -124,8 +126,11 @@ class Call:
         except BaseException as error:
             if self._hold is not None:
                 self._hold.release()
-            if isinstance(error, openai.APIError) and _is_refusal(error):
-                raise PrefixBreakError(error.message) from error
+            if isinstance(error, openai.APIError):
+                if _is_refusal(error):
+                    raise PrefixBreakError(error.message) from error
+                if in_node() and self.options.get_max_retries(self._max_retries) > 0:
+                    settle(error)  # For the node's retry policy: the client has retried it.
             raise
 
     def saw(self, result: Any, *, stream: bool) -> None:

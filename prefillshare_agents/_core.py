@@ -196,13 +196,20 @@ class SessionCore:
     ) -> tuple[dict[str, Any], Place]:
         """Return the arguments of `chat.completions.create` for one call, and its place.
 
-        Raises RuntimeError on a closed session, ValueError for what a session cannot do.
+        Raises RuntimeError on a closed session, ValueError or TypeError for what it cannot do.
         """
         self._require_open()
         for name in options.keys() & {"model", "messages"}:
             raise ValueError(f"{name}= comes from the session; use the role and append(...)")
         if (options.get("n") or 1) != 1:
             raise ValueError("n= must be 1: the context takes one answer per call")
+        if isinstance(form := options.get("response_format"), type):
+            name = form.__name__
+            raise TypeError(
+                f"response_format is the class {name}; give its schema: {{'type': 'json_schema', "
+                f"'json_schema': {{'name': {name!r}, 'schema': {name}.model_json_schema(), "
+                "'strict': True}}, or call client.chat.completions.parse inside `with session:`"
+            )
         if "session_id" in (options.get("extra_body") or {}):
             raise ValueError("extra_body names a session_id; make Session(id) to choose the id")
         context, place = self._transcript.to_answer()

@@ -14,10 +14,14 @@ def count(
     session: SessionCore, client: openai.OpenAI, body: Mapping[str, Any], **options: Any
 ) -> int:
     """Return the prompt tokens of a chat request. Raises what openai's client raises."""
-    answer = client.post(
+    return session._has_counted(tokenized(client, body, **options))
+
+
+def tokenized(client: openai.OpenAI, body: Mapping[str, Any], **options: Any) -> Any:
+    """Return the server's answer for a chat request, or a `prompt`: `count` and `tokens`."""
+    return client.post(
         _url(client), body=_request(body), cast_to=object, options=_options(body, options)
     )
-    return session._has_counted(answer)
 
 
 async def acount(
@@ -63,7 +67,7 @@ def _url(client: openai.OpenAI | openai.AsyncOpenAI) -> str:
 
 
 def _request(body: Mapping[str, Any]) -> dict[str, Any]:
-    names = ("model", "messages", "tools", "chat_template_kwargs")
+    names = ("model", "messages", "prompt", "add_special_tokens", "tools", "chat_template_kwargs")
     merged = {**body, **(body.get("extra_body") or {})}
     return {name: merged[name] for name in names if name in merged}
 

@@ -19,6 +19,10 @@ class PrefixBreakWarning(UserWarning):
     """A context does not extend its session's: what comes after the break is prefilled again."""
 
 
+class SessionLostWarning(UserWarning):
+    """A call went out without the session that it may have been meant for."""
+
+
 class ContextWindowError(PrefillShareError, ValueError):
     """The call's prompt and answer cannot fit the context window; it was not sent."""
 

@@ -285,8 +285,8 @@ class Session(SessionCore):
         return self._client
 
     def __enter__(self) -> Self:
-        _context.enter(self)
+        _context.enter_block(self)
         return self
 
     def __exit__(self, *_: object) -> None:
-        _context.leave(self)
+        _context.leave_block(self)

@@ -16,6 +16,8 @@ from langchain_openai import ChatOpenAI
 from pydantic import ConfigDict, Field, SecretStr, model_validator
 
 from .. import AsyncSession, Session
+from .._counting import tokenized
+from .._prefix_watch import OnPrefixBreak
 from ._bindings import EagerBinding, MakesBindings
 from ._call import Call
 from ._canonical import settle_ids, tool_name
@@ -25,6 +27,7 @@ from ._clients import (
     GraphOpenAI,
     agent_name,
     as_session,
+    groups_runs,
     session_of_call,
 )
 from ._retry import retried_by
@@ -55,6 +58,9 @@ class ChatPrefillShare(MakesBindings[LanguageModelInput, AIMessage], ChatOpenAI)
     speakers: bool = Field(default=True, exclude=True)
     """Tell the role which answers in the context are other roles' (behind the conversation). False
     for roles that were trained without it."""
+    on_prefix_break: OnPrefixBreak = Field(default="warn", exclude=True)
+    """What happens when a call does not extend what its session sent before; see `OpenAI`. Settled
+    when the model is made."""
     sort_tools: bool = Field(default=True, exclude=True)
     """Send bound tools in the order of their names, whatever order a framework's set had."""
 
@@ -83,6 +89,7 @@ class ChatPrefillShare(MakesBindings[LanguageModelInput, AIMessage], ChatOpenAI)
             "timeout": self.request_timeout,
             "default_headers": self.default_headers,
             "default_query": self.default_query,
+            "on_prefix_break": self.on_prefix_break,
         }
         if self.max_retries is not None:
             options["max_retries"] = self.max_retries
@@ -115,7 +122,33 @@ class ChatPrefillShare(MakesBindings[LanguageModelInput, AIMessage], ChatOpenAI)
         return "prefillshare-chat"
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> Any:
-        return {**super()._get_ls_params(stop=stop, **kwargs), "ls_provider": "prefillshare"}
+        params = {**super()._get_ls_params(stop=stop, **kwargs), "ls_provider": "prefillshare"}
+        session = as_session(self.session) or session_of_call(None)
+        # A run that has one already is grouped as its user wants it.
+        return params if session is None or groups_runs() else {**params, "session_id": session.id}
+
+    def get_token_ids(self, text: str) -> list[int]:
+        """Ask the server for the tokens of a text. Raises what openai's client raises."""
+        if self.custom_get_token_ids is not None:
+            return self.custom_get_token_ids(text)
+        body = {"model": self.model_name, "prompt": text, "add_special_tokens": False}
+        return [int(token) for token in tokenized(self.root_client, body)["tokens"]]
+
+    def get_num_tokens_from_messages(
+        self,
+        messages: Sequence[BaseMessage],
+        tools: Sequence[dict[str, Any] | type | Callable[..., Any] | BaseTool] | None = None,
+        **_: Any,
+    ) -> int:
+        """Ask the server how many prompt tokens a call with these messages and tools has.
+
+        Waits for the answer; in a coroutine, call it through `asyncio.to_thread`. Raises what
+        openai's client raises.
+        """
+        options = self.bind_tools(tools).kwargs if tools else {}  # type: ignore[attr-defined]
+        body = self._get_request_payload(list(messages), **options)
+        with entered(as_session(self.session)):
+            return int(tokenized(self.root_client, body)["count"])
 
     def bind_tools(
         self,

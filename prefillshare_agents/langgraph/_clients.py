@@ -10,8 +10,10 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.config import get_config
 
 from .. import AsyncOpenAI, AsyncSession, OpenAI, Session, current_session
+from .._context import warn_if_left
 from .._identity import session_id_of_thread
 from ._retry import retried_outside
+from ._runs import in_run
 
 if TYPE_CHECKING:
     from openai._models import FinalRequestOptions
@@ -75,6 +77,14 @@ def agent_name() -> str | None:
     return metadata.get("lc_agent_name")
 
 
+def groups_runs() -> bool:
+    """Return whether the runs of the graph around the caller have a `session_id` already."""
+    try:
+        return "session_id" in (get_config().get("metadata") or {})
+    except RuntimeError:
+        return False
+
+
 def _first(values: Iterable[Any]) -> Any:
     return next((value for value in values if value is not None), None)
 
@@ -86,10 +96,17 @@ def _in_context(configurable: Mapping[str, Any]) -> Any:
     return getattr(context, SESSION_KEY, None)
 
 
+def _named(session: Session | AsyncSession | str | None) -> Session | AsyncSession | str | None:
+    found = session or current_session() or graph_session()
+    if found is None and in_run():
+        warn_if_left()
+    return found
+
+
 class GraphOpenAI(OpenAI):
     def _named_session(self) -> Session | AsyncSession | str | None:
         # The environment's session, which the parent knows too, is that of last resort.
-        return self._session or current_session() or graph_session() or super()._named_session()
+        return _named(self._session) or super()._named_session()
 
     def request(self, cast_to: Any, options: FinalRequestOptions, **kwargs: Any) -> Any:
         if retried_outside():
@@ -100,7 +117,7 @@ class GraphOpenAI(OpenAI):
 class GraphAsyncOpenAI(AsyncOpenAI):
     def _named_session(self) -> Session | AsyncSession | str | None:
         # The environment's session, which the parent knows too, is that of last resort.
-        return self._session or current_session() or graph_session() or super()._named_session()
+        return _named(self._session) or super()._named_session()
 
     async def request(self, cast_to: Any, options: FinalRequestOptions, **kwargs: Any) -> Any:
         if retried_outside():

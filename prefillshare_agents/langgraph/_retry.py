@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import cache
 from typing import Any
 
 import openai
 from langgraph.types import RetryPolicy
+
+from .._retries import settle
 
 TRANSIENT = (
     openai.APIConnectionError,
@@ -41,7 +42,7 @@ def retries_owned() -> Iterator[None]:
     try:
         yield
     except openai.APIError as error:
-        _settle(error)
+        settle(error)
         raise
     finally:
         _owned.reset(token)
@@ -58,20 +59,8 @@ def retried_by(client: openai.OpenAI | openai.AsyncOpenAI | None) -> Iterator[No
         yield
     except openai.APIError as error:
         if client is not None and client.max_retries > 0 and not retried_outside():
-            _settle(error)
+            settle(error)
         raise
-
-
-def _settle(error: openai.APIError) -> None:
-    if not isinstance(error, RuntimeError):
-        kind: Any = type(error)
-        error.__class__ = _settled_class(kind)
-
-
-@cache
-def _settled_class(kind: Any) -> Any:
-    names = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
-    return type(kind.__name__, (kind, RuntimeError), names)
 
 
 def worth_retrying(error: Exception) -> bool:

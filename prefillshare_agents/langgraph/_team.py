@@ -37,6 +37,7 @@ _CLIENT_OPTIONS = {
     "openai_api_key": "api_key",
     "base_url": "base_url",
     "openai_api_base": "base_url",
+    "on_prefix_break": "on_prefix_break",
     "organization": "organization",
     "openai_organization": "organization",
 }
@@ -72,7 +73,7 @@ class Team:
 
         `http_client` and `http_async_client` are what `openai.OpenAI` and `openai.AsyncOpenAI`
         take as `http_client`, for synchronous and asynchronous runs; other `client_options` are
-        those of both, such as `timeout` and `max_retries`.
+        those of both, such as `timeout`, `max_retries` and `on_prefix_break`.
         """
         if isinstance(roles, str):
             raise TypeError(f"roles is the string {roles!r}; give a list of names: [{roles!r}]")
@@ -93,8 +94,9 @@ class Team:
     ) -> ChatPrefillShare:
         """Return the chat model of `role`; all models of a team share its connections.
 
-        `model_options` are those of `ChatPrefillShare`; `timeout`, `max_retries`, `api_key` and
-        `base_url` replace the team's, `default_headers` and `default_query` add to them.
+        `model_options` are those of `ChatPrefillShare`; `timeout`, `max_retries`, `api_key`,
+        `base_url` and `on_prefix_break` replace the team's, `default_headers` and `default_query`
+        add to them.
         """
         if role not in self.roles:
             raise ValueError(f"role {role!r} is not in this team; it has {', '.join(self.roles)}")
@@ -111,7 +113,11 @@ class Team:
             client=client.chat.completions,
             root_async_client=async_client,
             async_client=async_client.chat.completions,
-            **{"speakers": self._speakers, **model_options},
+            **{
+                "speakers": self._speakers,
+                "on_prefix_break": client._on_prefix_break,
+                **model_options,
+            },
         )
 
     def node(

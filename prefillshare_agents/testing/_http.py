@@ -132,9 +132,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(reply)
         else:
             request.status = 200
-            self._send_events(reply)
-            if reply.ending != "done":
-                return None
+            return self._send_events(reply, request)
         return request.answered()
 
     do_GET = do_POST = do_DELETE = do_PUT = do_PATCH = do_HEAD = do_OPTIONS = _handle
@@ -147,7 +145,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command != "HEAD":
             self.wfile.write(body)
 
-    def _send_events(self, reply: Events) -> None:
+    def _send_events(self, reply: Events, request: Request) -> None:
         kind = {
             "Content-Type": "text/event-stream; charset=utf-8",
             "Cache-Control": "no-cache",
@@ -163,6 +161,7 @@ class _Handler(BaseHTTPRequestHandler):
         for event in reply.events:
             self._part(f"data: {json.dumps(event, ensure_ascii=False)}\n\n".encode(), chunked)
         if reply.ending == "done":
+            request.answered()  # Before a client can have read the end.
             self._part(b"data: [DONE]\n\n", chunked)
         if reply.ending == "reset":
             self.close_connection = True

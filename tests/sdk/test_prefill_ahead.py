@@ -161,3 +161,13 @@ async def test_a_context_that_begins_with_an_open_tool_call_is_not_prefilled_but
     assert session.messages == (asked,)
     assert prefills(server) == []
     assert "'s': prefill ahead failed: the context is empty" in caplog.text
+
+
+def test_outside_a_coroutine_the_error_says_what_to_do(server: FakeServer) -> None:
+    session = AsyncSession(base_url=server.url, prefill=True)
+    with pytest.raises(RuntimeError, match="Append in a coroutine, or with prefill=False"):
+        session.append(TASK)
+
+    assert len(session.messages) == 0
+    session.append(TASK, prefill=False)
+    assert len(session.messages) == 1

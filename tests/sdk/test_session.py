@@ -8,12 +8,19 @@ from typing import Any
 
 import openai
 import pytest
+from pydantic import BaseModel
 from rich.console import Console
 
 from prefillshare_agents import AnswerError, OpenAI, RoleUsage, Session
 from prefillshare_agents.testing import FakeServer
 
 TASK: Any = {"role": "user", "content": "How far is the moon?"}
+
+
+class Verdict(BaseModel):
+    right: bool
+
+
 # Blanks and an escape that no JSON library would write again.
 ARGUMENTS = '{ "name":  "m\\u006fon" }'
 TOOL_CALL: Any = {
@@ -231,12 +238,13 @@ def test_a_context_can_hold_a_system_message_but_not_start_with_it(role: str) ->
         ({"messages": []}, "messages="),
         ({"model": "x"}, "model="),
         ({"extra_body": {"session_id": "other"}}, r"session_id.*Session\(id\)"),
+        ({"response_format": Verdict}, r"class Verdict; .*Verdict.model_json_schema\(\)"),
     ],
 )
 def test_options_that_contradict_a_session_are_refused(
     options: Any, reason: str, session: Session
 ) -> None:
-    with pytest.raises(ValueError, match=reason):
+    with pytest.raises((ValueError, TypeError), match=reason):
         session.chat("solver", **options)
 
 

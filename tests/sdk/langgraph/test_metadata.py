@@ -1,9 +1,11 @@
 """What tracing sees of a call: its session and its cost, and none of its text."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from langchain_core.callbacks import BaseCallbackHandler
+from langgraph.graph import START, MessagesState, StateGraph
 
 from prefillshare_agents.langgraph import ChatPrefillShare, Team, bind, session_config
 from prefillshare_agents.langgraph import _telemetry as telemetry
@@ -41,6 +43,47 @@ def test_every_run_of_a_trace_names_the_session(how: str, team: Team) -> None:
     assert len(collector.seen) >= 3
     assert {metadata.get("session_id") for metadata in collector.seen} == {"s1"}
     assert "secret" not in str(collector.seen)
+
+
+NAMED: dict[str, Callable[[Team, Any], Any]] = {
+    "block": lambda team, config: in_block(team, config),
+    "model": lambda team, config: team.model("planner", session="s1").invoke("hello", config),
+    "node": lambda team, config: one_node(team, session="s1").invoke(TASK, config),
+    "thread": lambda team, config: one_node(team).invoke(
+        TASK, {**config, "configurable": {"thread_id": "s1"}}
+    ),
+}
+
+
+def one_node(team: Team, **options: Any) -> Any:
+    graph = StateGraph(MessagesState)
+    graph.add_node("planner", team.node("planner", **options))
+    graph.add_edge(START, "planner")
+    return graph.compile()
+
+
+def in_block(team: Team, config: Any) -> None:
+    with team.session("s1"):
+        one_node(team).invoke(TASK, config)
+
+
+@pytest.mark.parametrize("how", NAMED)
+def test_a_models_run_names_the_session_however_it_is_given(
+    how: str, team: Team, server: FakeServer
+) -> None:
+    collector = Collector()
+    NAMED[how](team, {"callbacks": [collector]})
+
+    assert [chat.sessions for chat in server.chats] == [[collector.seen[-1]["session_id"]]]
+
+
+def test_a_session_id_of_the_users_own_stays(team: Team) -> None:
+    collector = Collector()
+    metadata = {"session_id": "mine"}
+    with team.session("s1"):
+        one_node(team).invoke(TASK, {"callbacks": [collector], "metadata": metadata})
+
+    assert {seen["session_id"] for seen in collector.seen} == {"mine"}
 
 
 @pytest.mark.parametrize("streamed", [False, True])

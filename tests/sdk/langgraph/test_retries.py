@@ -9,6 +9,7 @@ from langchain_core.runnables import RunnablePassthrough
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import RetryPolicy
 
+from prefillshare_agents import AsyncOpenAI, OpenAI
 from prefillshare_agents.langgraph import ChatPrefillShare, Team, worth_retrying
 from prefillshare_agents.testing import FakeServer
 
@@ -39,6 +40,52 @@ async def test_a_503_is_tried_three_times_at_most(
         await app.ainvoke(TASK)
     assert len(server.chats) == 2 * requests
     await team.aclose()
+
+
+HELLO: Any = [{"role": "user", "content": "hello"}]
+ASK: Any = {"model": "critic", "messages": HELLO}
+
+
+def plain(kind: str, url: str, retries: int) -> Callable[[Any], Any]:
+    """A node that calls what is no chat model: `OpenAI`, `Session` and their twins."""
+    options: Any = {"base_url": url, "api_key": "local", "max_retries": retries}
+    if kind.startswith("Async"):
+
+        async def acall(_: Any) -> Any:
+            async with AsyncOpenAI(**options) as aclient:
+                if kind == "AsyncOpenAI":
+                    return await aclient.chat.completions.create(**ASK)
+                return await aclient.session(messages=HELLO).chat("critic")
+
+        return acall
+    client = OpenAI(**options)
+    if kind == "OpenAI":
+        return lambda _: client.chat.completions.create(**ASK)
+    return lambda _: client.session(messages=HELLO).chat("critic")
+
+
+@pytest.mark.parametrize("policy", [{}, {"retry_on": worth_retrying}])
+@pytest.mark.parametrize(("client_retries", "requests"), [(2, 3), (0, 3)])
+@pytest.mark.parametrize("kind", ["OpenAI", "AsyncOpenAI", "Session", "AsyncSession"])
+async def test_a_plain_clients_503_in_a_node_is_tried_three_times_at_most(
+    kind: str, client_retries: int, requests: int, policy: Any, server: FakeServer
+) -> None:
+    server.script(lambda request: 503)
+    app = graph(plain(kind, server.url, client_retries), **policy)
+    with pytest.raises(openai.InternalServerError, match="a scripted failure") as caught:
+        await app.ainvoke(TASK)
+
+    assert len(server.chats) == requests
+    assert type(caught.value).__name__ == "InternalServerError"
+
+
+@pytest.mark.parametrize("kind", ["OpenAI", "Session"])
+def test_an_error_outside_a_node_stays_openais_own(kind: str, server: FakeServer) -> None:
+    server.script(lambda request: 503)
+    with pytest.raises(openai.InternalServerError) as caught:
+        plain(kind, server.url, 1)(TASK)
+
+    assert not isinstance(caught.value, RuntimeError)
 
 
 def test_the_predicate_lets_the_policy_retry_what_no_client_has_retried(
