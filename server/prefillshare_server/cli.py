@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from prefillshare_bench import cli as bench
 from prefillshare_server import cli_lint, cli_roles
 from prefillshare_server.errors import ConfigError, Problem
 from prefillshare_server.models import store
@@ -47,6 +48,7 @@ Store models live under $PREFILLSHARE_HOME/models, by default ~/.cache/prefillsh
 )
 app.add_typer(models_app, name="models")
 app.add_typer(cli_roles.app, name="roles")
+app.add_typer(bench.app, name="bench")
 
 ClusterFile = Annotated[
     Path, typer.Argument(metavar="CLUSTER.YAML", help="The cluster file.", show_default=False)

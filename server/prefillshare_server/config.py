@@ -7,15 +7,12 @@ below a field is its description in the reference that the documentation prints.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 import yaml
 from pydantic import (
-    AfterValidator,
     BaseModel,
-    BeforeValidator,
     ConfigDict,
     Field,
     ValidationError,
@@ -24,6 +21,7 @@ from pydantic import (
 
 from prefillshare_server import config_sources as sources
 from prefillshare_server.config_errors import explain
+from prefillshare_server.config_values import Args, ModelRef, RoleName, Seconds
 from prefillshare_server.errors import ConfigError
 from prefillshare_server.models import store
 from prefillshare_server.vllm_plugin.handoff import lease_margin_s
@@ -31,50 +29,8 @@ from prefillshare_server.vllm_plugin.handoff import lease_margin_s
 if TYPE_CHECKING:
     from pathlib import Path
 
-ArgValue = str | int | float | bool | list[str]
 LORA_POOL = "lora"
 """Name of the decode workers that adapters share."""
-
-ROLE_NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
-ARG_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]*")
-
-
-def _check_args(value: object) -> object:
-    """vLLM argument names with hyphens and no dashes in front, values vLLM's CLI can take."""
-    if not isinstance(value, Mapping):
-        raise ValueError("expected a mapping of vLLM arguments, for example {max-num-seqs: 8}")
-    args: dict[str, ArgValue] = {}
-    for key, item in value.items():
-        # Environment variables cannot spell a hyphen, so underscores mean the same.
-        name = str(key).replace("_", "-")
-        if not ARG_NAME.fullmatch(name):
-            raise ValueError(f"{key!r} is not an argument name; write it as {name.lstrip('-')!r}")
-        if name in args:
-            raise ValueError(f"{name!r} is given twice")
-        is_list = isinstance(item, list) and all(isinstance(part, str) for part in item)
-        if not is_list and not isinstance(item, str | int | float | bool):
-            raise ValueError(
-                f"{name!r} is {item!r}; write a string, a number, true, false or a list of strings"
-            )
-        args[name] = item
-    return args
-
-
-def _check_role_name(name: str) -> str:
-    if not ROLE_NAME.fullmatch(name):
-        raise ValueError(
-            f"role name {name!r} must be lower-case letters, digits, '.', '_' or '-', "
-            "starting with a letter or digit"
-        )
-    return name
-
-
-Args = Annotated[
-    dict[str, ArgValue], BeforeValidator(_check_args), Field(examples=[{"max-num-seqs": 8}])
-]
-RoleName = Annotated[str, AfterValidator(_check_role_name)]
-Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-ModelRef = Annotated[str, Field(min_length=1)]
 
 
 class _Section(BaseModel):
@@ -94,10 +50,34 @@ class PrefillPool(_Section):
     """The prefill workers; all of them serve the base."""
 
     replicas: int = Field(default=1, ge=1)
-    """How many; a session stays with one of them."""
+    """How many; a session stays with one of them. With ``pool: per_role`` each role has so many."""
+    pool: Literal["shared", "per_role"] = "shared"
+    """``per_role``: each role has prefill workers of its own and shares no KV with other roles.
+    For measuring what sharing saves."""
+    reuse: Literal["all_roles", "per_role"] = "all_roles"
+    """``per_role``: the workers are shared, and the KV of each role is separate. For measuring what
+    sharing KV saves."""
+    warm_ups: int = Field(default=0, ge=0)
+    """While a call is answered, its prompt is prefilled for the role that the header
+    ``X-PrefillShare-Next-Role`` names: at most so many at once on each prefill worker. With 0 the
+    header is ignored."""
     args: Args = {}
     """Extra vLLM arguments: ``{max-num-seqs: 8}`` → ``--max-num-seqs 8``; true → a bare flag,
     false → ``--no-flag``."""
+
+    @property
+    def separate(self) -> bool:
+        """Whether roles share no KV."""
+        return "per_role" in (self.pool, self.reuse)
+
+    @model_validator(mode="after")
+    def _warm_ups_have_a_use(self) -> Self:
+        if self.warm_ups and not self.separate:
+            raise ValueError(
+                f"warm_ups is {self.warm_ups}, but roles share their KV, so the next role finds "
+                "the prompt without one; set pool or reuse to per_role, or warm_ups to 0"
+            )
+        return self
 
 
 class DecodePool(_Section):
@@ -198,6 +178,11 @@ class Router(_Section):
     """Largest request body, in MiB."""
     affinity: Literal["soft", "hard"] = "soft"
     """What happens when a session's prefill worker is gone: bind anew, or fail."""
+    max_sessions: int | None = Field(default=None, ge=1, examples=[16])
+    """Sessions at once; calls of further ones wait in line. A session counts from its first call
+    until it ends, a call without a session while it runs. None is no limit."""
+    session_queue: int = Field(default=256, ge=0)
+    """Calls that may wait there, for ``timeouts.queue_s`` at most; more are refused (429)."""
 
 
 class KV(_Section):
@@ -247,7 +232,8 @@ class Timeouts(_Section):
     start_s: Seconds = 300
     """For a worker to load its model and answer."""
     queue_s: Seconds = 60
-    """For room on a decode worker of the role, and for a worker to come back."""
+    """For room on a decode worker of the role, for a worker to come back, and for a place among
+    ``router.max_sessions``."""
     prefill_s: Seconds = 120
     """For the prefill worker's answer."""
     handoff_s: Seconds = 30
@@ -305,6 +291,13 @@ class Cluster(_Section):
                     f"role {name!r} has the name of {whose}, which only a role with an adapter may "
                     "have; rename the role"
                 )
+        if self.prefill.pool == "per_role":
+            for name in self.roles:
+                if f"prefill-{name}" in self.roles:
+                    raise ValueError(
+                        f"with prefill.pool: per_role the workers prefill-{name}-0, … are those of "
+                        f"role {name!r}; rename role 'prefill-{name}'"
+                    )
         return self
 
     @model_validator(mode="after")
@@ -317,6 +310,12 @@ class Cluster(_Section):
                     f"role {name!r} has merge: true, which needs workers of its own; remove it, or "
                     "set mode: disaggregated"
                 )
+        if self.prefill.pool == "per_role" or self.prefill.warm_ups:
+            field = "pool is per_role" if self.prefill.pool == "per_role" else "warm_ups is not 0"
+            raise ValueError(
+                f"prefill.{field}, but mode colocated has no prefill workers; remove it, or set "
+                "mode: disaggregated"
+            )
         if self.router.affinity == "hard":
             raise ValueError(
                 "router.affinity is hard, but in mode colocated a session may move to the engine "

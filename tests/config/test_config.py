@@ -174,6 +174,19 @@ def test_a_cluster_cannot_be_changed() -> None:
         ),
         ("prefill: {args: {a-b: 1, a_b: 2}}", "prefill.args: 'a-b' is given twice"),
         ("version: 2", "version: 2 is not valid; expected 1"),
+        (
+            "prefill: {pool: own}",
+            "prefill.pool: 'own' is not valid; expected 'shared' or 'per_role'",
+        ),
+        ("prefill: {reuse: none}", "expected 'all_roles' or 'per_role' (default 'all_roles')"),
+        ("prefill: {warm_ups: -1}", "prefill.warm_ups: -1 is not valid; expected greater than"),
+        (
+            "prefill: {warm_ups: 2}",
+            "prefill: warm_ups is 2, but roles share their KV, so the next role finds the prompt "
+            "without one; set pool or reuse to per_role, or warm_ups to 0",
+        ),
+        ("router: {max_sessions: 0}", "router.max_sessions: 0 is not valid; expected greater than"),
+        ("router: {session_queue: -1}", "router.session_queue: -1 is not valid; expected greater"),
     ],
 )
 def test_a_wrong_value_is_named_with_its_place_and_remedy(
@@ -243,6 +256,21 @@ def test_a_wrong_value_is_named_with_its_place_and_remedy(
             "mode: colocated\nbase: {model: x}\nroles: {a: {adapter: ./y}}\n"
             "router: {affinity: hard}",
             "router.affinity is hard, but in mode colocated a session may move",
+        ),
+        (
+            "mode: colocated\nbase: {model: x}\nroles: {a: {adapter: ./y}}\n"
+            "prefill: {pool: per_role}",
+            "prefill.pool is per_role, but mode colocated has no prefill workers; remove it",
+        ),
+        (
+            "mode: colocated\nbase: {model: x}\nroles: {a: {adapter: ./y}}\n"
+            "prefill: {reuse: per_role, warm_ups: 1}",
+            "prefill.warm_ups is not 0, but mode colocated has no prefill workers; remove it",
+        ),
+        (
+            "base: {model: x}\nroles: {a: {model: x}, prefill-a: {model: x}}\n"
+            "prefill: {pool: per_role}",
+            "the workers prefill-a-0, … are those of role 'a'; rename role 'prefill-a'",
         ),
         (
             "base: {model: x}\nroles:\n  a: {model: x}\n  a: {model: y}",

@@ -13,8 +13,9 @@ import pytest
 from aiohttp import web
 
 from prefillshare_server.launch import supervisor
-from prefillshare_server.launch.local_cluster import LocalCluster
+from prefillshare_server.launch.local_cluster import LocalCluster, work_together
 from prefillshare_server.launch.process import State, WorkerFailedError, WorkerProcess
+from prefillshare_server.router.topology import Decoder, Phase, WorkerEndpoint
 from tests.launch.stand_in import cluster_of, serving_stand_in, stand_in
 
 
@@ -152,3 +153,28 @@ async def test_a_worker_that_outlives_sigkill_is_named_when_the_others_are_gone(
             await cluster.stop()
         assert not psutil.pid_exists(cluster.pids["prefill-1"])
     await stuck[0].stop()
+
+
+def worker(phase: Phase, pool: str | None) -> WorkerEndpoint:
+    return WorkerEndpoint(f"{phase}-{pool}", phase, pool, "http://w", "m")
+
+
+@pytest.mark.parametrize(
+    ("owner", "pool", "together"),
+    [
+        (None, "coder", True),
+        (None, "lora", True),
+        ("coder", "coder", True),
+        ("coder", "lora", False),
+        ("critic", "coder", False),
+        ("critic", "lora", True),
+    ],
+)
+def test_a_roles_own_prefill_worker_works_with_the_workers_that_decode_for_it(
+    owner: str | None, pool: str, together: bool
+) -> None:
+    decoders = {"coder": Decoder("coder", "coder"), "critic": Decoder("lora", "an-adapter")}
+    prefill, decode = worker("prefill", owner), worker("decode", pool)
+    assert work_together(prefill, decode, decoders) is together
+    assert work_together(decode, prefill, decoders) is together
+    assert not work_together(prefill, worker("prefill", "critic"), decoders)

@@ -145,8 +145,10 @@ class MockWorker:
 class MockPrefill(MockWorker):
     """A mock prefill worker with a prefix cache of whole blocks."""
 
-    def __init__(self, cluster: MockCluster, worker_id: str) -> None:
+    def __init__(self, cluster: MockCluster, worker_id: str, role: str | None = None) -> None:
+        """`role` is the one whose own prefill worker this is."""
         super().__init__(cluster, worker_id)
+        self.role = role
         self.fault: PrefillFault | None = None
         self.faulty_calls: int | None = None
         """How many prefills `fault` meets before it goes by itself; `None`: all."""
@@ -160,7 +162,7 @@ class MockPrefill(MockWorker):
     @property
     def endpoint(self) -> WorkerEndpoint:
         return WorkerEndpoint(
-            self.id, "prefill", None, self.url, "base", BLOCK, 1024, self.num_blocks
+            self.id, "prefill", self.role, self.url, "base", BLOCK, 1024, self.num_blocks
         )
 
     def routes(self) -> list[web.RouteDef]:

@@ -125,6 +125,8 @@ class Bench:
         """What is not zero although no call should be running."""
         counts = {
             "sessions": self.router.sessions.in_flight,
+            "waiting sessions": self.router.limit.waiting,
+            "warm-ups": self.router.warm_ups.running,
             "prefilling": self.router.placement.prefilling.total(),
             "decoding": self.router.admission.decoding.total(),
             "reserved": self.router.admission.reserved.total(),
@@ -164,7 +166,6 @@ def start(base_dir: Path, tokenizer: Tokenizer) -> Start:
         leases_left: int = 0,
     ) -> AsyncIterator[Bench]:
         mocks = MockCluster(tokenizer)
-        prefills = [MockPrefill(mocks, f"prefill-{i}") for i in range(prefill)]
         decodes = {name: MockDecode(mocks, name, name.partition("-")[0]) for name in decode}
         for worker in decodes.values():
             worker.num_blocks = decode_blocks
@@ -172,6 +173,12 @@ def start(base_dir: Path, tokenizer: Tokenizer) -> Start:
         cluster = Cluster.model_validate(
             {"base": {"model": "unused"}, "roles": roles, **(settings or {})}
         )
+        owners = roles if cluster.prefill.pool == "per_role" else (None,)
+        prefills = [
+            MockPrefill(mocks, f"prefill-{role}-{i}" if role else f"prefill-{i}", role)
+            for role in owners
+            for i in range(prefill)
+        ]
         async with running(*prefills, *decodes.values()):
             endpoints = [worker.endpoint for worker in [*prefills, *decodes.values()]]
             app = create_app(cluster, endpoints, base_dir)

@@ -16,10 +16,11 @@ from prefillshare_server.router.errors import NoWorker, RouterError
 from prefillshare_server.router.handoff import Handoff, Prompt, Reader
 from prefillshare_server.router.health import Health
 from prefillshare_server.router.identity import Identity
+from prefillshare_server.router.leases import Leases
 from prefillshare_server.router.metrics import Metrics
 from prefillshare_server.router.placement import Placement, Reserved
 from prefillshare_server.router.prefill import Prefill
-from prefillshare_server.router.prefill_calls import ATTEMPTS
+from prefillshare_server.router.prefill_calls import ATTEMPTS, PrefillCalls
 from prefillshare_server.router.sessions import Session, Sessions
 from prefillshare_server.router.topology import Decoder, WorkerEndpoint
 from prefillshare_server.router.workers import Workers
@@ -84,7 +85,7 @@ async def site(
         placement = Placement(
             endpoints, sessions.pinned, available=health.available, affinity=affinity
         )
-        part = Prefill(
+        calls = PrefillCalls(
             client,
             health,
             placement,
@@ -93,6 +94,7 @@ async def site(
             timeout_s=timeout_s,
             queue_s=queue_s,
         )
+        part = Prefill(calls, Leases(client), health, placement, metrics, timeout_s=timeout_s)
         async with health:
             yield Site(workers, reader_worker, cluster, health, placement, sessions, metrics, part)
             await part.close()

@@ -3,8 +3,8 @@
 import asyncio
 import json
 import shutil
+from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -13,6 +13,7 @@ from prefillshare_server.config import LORA_POOL, Cluster, LayoutSettings
 from prefillshare_server.models.layout import Layout
 from prefillshare_server.models.provenance import Provenance, base_fingerprint
 from prefillshare_server.router.errors import RouterError, WorkerRefused, timed_out
+from prefillshare_server.router.placement import Placement
 from prefillshare_server.router.roles import Roles
 from prefillshare_server.router.topology import Decoder, WorkerEndpoint
 from tests.adapters import write_adapter
@@ -80,16 +81,20 @@ def roles_of(
             **settings,
         }
     )
-    replicas = {
-        pool: [WorkerEndpoint(f"{pool}-{n}", "decode", pool, "http://w", "base") for n in (0, 1)]
+    replicas = [
+        WorkerEndpoint(f"{pool}-{n}", "decode", pool, "http://w", "base")
         for pool in pools
-    }
+        for n in (0, 1)
+    ]
+    if cluster.prefill.pool == "per_role":
+        replicas.append(WorkerEndpoint("prefill-planner-0", "prefill", "planner", "http://w", "b"))
+    health = health or FakeHealth()
     return Roles(
         cluster,
         base,
         {"planner": Decoder(pools[0], "base")},
-        cast(Any, SimpleNamespace(decode=replicas)),
-        cast(Any, health or FakeHealth()),
+        Placement(replicas, Counter(), available=health.available, affinity="soft"),
+        cast(Any, health),
         cast(Any, workers or FakeWorkers()),
     )
 
@@ -256,3 +261,14 @@ async def test_the_rank_that_workers_were_started_with_is_the_limit(
     told = await refused(roles, "planner", adapter=str(wide))
     assert "has rank 16, these workers take ranks up to 8" in told.message
     await roles.set("planner", json.dumps({"adapter": str(adapter)}).encode())
+
+
+async def test_with_a_prefill_pool_per_role_only_roles_of_the_cluster_file_can_be_set(
+    base: Path, adapter: Path
+) -> None:
+    roles = roles_of(base, prefill={"pool": "per_role"}, allow_untrained=True)
+    error = await refused(roles, "critic", adapter=str(adapter))
+    assert (error.status, error.code) == (409, "conflict")
+    assert "prefill.pool is per_role and role 'critic' has no prefill workers" in error.message
+    card = await roles.set("planner", json.dumps({"adapter": str(adapter)}).encode())
+    assert card["id"] == "planner"

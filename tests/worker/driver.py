@@ -122,6 +122,13 @@ class Pair:
         answer: dict[str, Any] = response.json()
         return answer
 
+    def fill(self, prompt: Sequence[int]) -> None:
+        """Have the base compute a prompt that nobody reads: only its prefix cache keeps it."""
+        body = {"model": self.prefill_worker.model, "prompt": list(prompt), "max_tokens": 1}
+        request_id = f"fill-{next(self._ids)}"
+        response = self._post(self.prefill_worker, "/v1/completions", body, request_id)
+        assert response.status_code == 200, response.text
+
     def decode(
         self,
         prompt: Sequence[int],

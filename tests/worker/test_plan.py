@@ -47,7 +47,24 @@ def test_every_replica_of_every_pool_is_a_worker(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("settings", [{}, {"lora": {}}, {"mode": "colocated"}])
+def test_with_a_pool_per_role_each_role_has_prefill_workers_of_the_base(tmp_path: Path) -> None:
+    specs = planned(tmp_path, prefill={"pool": "per_role", "replicas": 2})
+    prefill = [spec for spec in specs.values() if spec.phase == "prefill"]
+    assert [(spec.name, spec.pool) for spec in prefill] == [
+        ("prefill-planner-0", "planner"),
+        ("prefill-planner-1", "planner"),
+        ("prefill-critic-0", "critic"),
+        ("prefill-critic-1", "critic"),
+    ]
+    assert {spec.served_name for spec in prefill} == {"the-base"}
+    assert len({spec.model for spec in prefill}) == 1
+    assert list(specs)[4:] == ["planner-0", "critic-0"]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"lora": {}}, {"mode": "colocated"}, {"prefill": {"pool": "per_role"}}],
+)
 def test_the_effective_configuration_starts_the_same_workers(
     tmp_path: Path, settings: dict[str, Any]
 ) -> None:

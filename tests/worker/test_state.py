@@ -36,6 +36,21 @@ def test_an_idle_worker_has_all_blocks_but_vllms_own(idle: Pair) -> None:
         }
 
 
+def test_the_cached_blocks_are_those_that_another_prompt_may_find(
+    idle: Pair, tokens: Tokens
+) -> None:
+    worker = idle.prefill_worker
+    # Prompts of whole blocks, until each block of the worker holds a part of one.
+    for _ in range(-(-255 // 28)):
+        idle.fill(tokens(28 * BLOCK))
+    assert idle.state(worker)["cached_blocks"] == 255
+    # Takes the place of four, and its last block is not whole.
+    idle.fill(tokens(3 * BLOCK + 5))
+    state = idle.state(worker)
+    assert (state["cached_blocks"], state["free_blocks"]) == (254, 255)
+    assert state["bytes_per_block"] == worker.block_bytes
+
+
 def test_a_request_that_runs(idle: Pair, tokens: Tokens) -> None:
     prompt = tokens(100)
     with idle.streaming(prompt, idle.prefill(prompt), max_tokens=800) as lines:

@@ -257,7 +257,7 @@ class LocalCluster:
         """Those that it answers calls with; a colocated engine does so alone."""
         if worker.phase == "colocated":
             return [worker]
-        return [other for other in self._endpoints if other.phase != worker.phase]
+        return [each for each in self._endpoints if work_together(worker, each, self._decoders)]
 
     async def _warm_up_pair(
         self, prefill: WorkerEndpoint, decode: WorkerEndpoint, http: aiohttp.ClientSession
@@ -283,6 +283,16 @@ class LocalCluster:
                 roles = [role for role, d in self._decoders.items() if d.model == name]
                 what = f"it cannot load the adapter of {', '.join(roles)} ({name}): {problem}"
                 raise WorkerFailedError(process.spec, what)
+
+
+def work_together(
+    one: WorkerEndpoint, other: WorkerEndpoint, decoders: Mapping[str, Decoder]
+) -> bool:
+    """Whether one of them prefills what the other decodes."""
+    if one.phase == other.phase:
+        return False
+    prefill, decode = (one, other) if one.phase == "prefill" else (other, one)
+    return prefill.pool is None or decoders[prefill.pool].pool == decode.pool
 
 
 async def _load(worker: WorkerEndpoint, name: str, http: aiohttp.ClientSession) -> str | None:

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from prefillshare_server.config import LORA_POOL, ArgValue, Cluster
+from prefillshare_server.config import LORA_POOL, Cluster
+from prefillshare_server.config_values import ArgValue
 from prefillshare_server.launch.decoders import (
     decoders,
     max_lora_rank,
@@ -102,11 +103,17 @@ class _Pool:
     args: Mapping[str, ArgValue]
     loras: Loras | None = None
 
+    @property
+    def workers_name(self) -> str:
+        """Ids of its workers are this and a number."""
+        if self.phase == "colocated":
+            return "engine"
+        if self.phase == "decode":
+            return self.name or ""
+        return "prefill" if self.name is None else f"prefill-{self.name}"
+
 
 _SPINNING = {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"}
-
-_NAMES: Mapping[Phase, str] = {"prefill": "prefill", "colocated": "engine"}
-"""Of workers that are no decode workers."""
 
 
 def plan(
@@ -133,7 +140,7 @@ def plan(
             loras=pool.loras,
         )
         for replica in range(pool.replicas):
-            name = f"{_NAMES.get(pool.phase, pool.name)}-{replica}"
+            name = f"{pool.workers_name}-{replica}"
             specs.append(
                 WorkerSpec(
                     name=name,
@@ -165,7 +172,10 @@ def _pools(cluster: Cluster) -> list[_Pool]:
     if cluster.colocated:
         args = {**args, **cluster.decode.args, **cluster.lora_pool.args}
         return [_Pool("colocated", LORA_POOL, base, name, cluster.engines, args, loras)]
-    pools = [_Pool("prefill", None, base, name, cluster.prefill.replicas, args)]
+    owners = cluster.roles if cluster.prefill.pool == "per_role" else (None,)
+    pools = [
+        _Pool("prefill", owner, base, name, cluster.prefill.replicas, args) for owner in owners
+    ]
     if loras is not None:
         args = {**cluster.decode.args, **cluster.lora_pool.args}
         pools.append(

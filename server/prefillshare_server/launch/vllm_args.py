@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from prefillshare_server.config import ArgValue
+from prefillshare_server.config_values import ArgValue
 from prefillshare_server.errors import ConfigError, Problem
 from prefillshare_server.launch.ports import LOOPBACK
 from prefillshare_server.router.topology import Phase

@@ -9,7 +9,7 @@ from prefillshare_server.router.ask import Ask
 from prefillshare_server.router.breaks import HEADER, answered, keep
 from prefillshare_server.router.fanout import Answer
 from prefillshare_server.router.handoff import Handoff, WorkerAccount
-from prefillshare_server.router.ledger import Read
+from prefillshare_server.router.ledger import Piece, Read, cache
 from prefillshare_server.router.parts import Router
 from prefillshare_server.router.reply import StreamReply, WholeReply
 from prefillshare_server.router.sessions import CallRecord, Session
@@ -150,15 +150,22 @@ class Account:
         session.decode_workers[self._ask.decoder.pool] = firsts[0].worker.id
         for handoff in firsts:
             prompt = handoff.reader.prompt
-            before = session.ledger.read(role, prompt.ids, isolated=self._ask.isolated)
+            before = session.ledger.read(
+                role, prompt.ids, isolated=self._ask.isolated or self._ask.separate
+            )
             shared = session.shared_tokens(before, prompt.ids)
             tail = session.new_in_tail(role, prompt.tail_ids)
             self._news.append(_New(handoff, before, shared, tail))
             handoff.context_end = session.ledger.keep_context(
                 prompt.kept, prompt.new_text, prompt.context_ids[prompt.kept_tokens :], role
             )
+            self._note_cached(session, handoff.context_end, handoff)
         if self._ask.kind == "chat":
             keep(session, self._ask.body, firsts[0].context_end, whole=self._head_first)
+
+    def _note_cached(self, session: Session, end: Piece | None, handoff: Handoff) -> None:
+        where = cache(handoff.placed.worker.id, self._ask.cache_salt)
+        session.ledger.mark_cached(end, where)
 
     def _note_resumes(self) -> None:
         """Count what the attempts after each first one cost the base."""
@@ -170,6 +177,7 @@ class Account:
                     if self._record is not None:
                         self._record.computed_tokens = self._computed_tokens
                     self._session.decode_workers[self._ask.decoder.pool] = again.worker.id
+                    self._note_cached(self._session, handoff.context_end, again)
 
     def _note_decode(self, accounts: Sequence[WorkerAccount]) -> None:
         session = self._session

@@ -23,11 +23,12 @@ from prefillshare_server.router.errors import (
 )
 from prefillshare_server.router.handoff import Computed, Prompt
 from prefillshare_server.router.identity import Identity, checked
-from prefillshare_server.router.ledger import NOBODY, Piece
+from prefillshare_server.router.ledger import Piece, cache
 from prefillshare_server.router.metrics import Metrics
 from prefillshare_server.router.placement import Placed
 from prefillshare_server.router.prefill import Prefill
 from prefillshare_server.router.prompt import Prompts
+from prefillshare_server.router.session_limit import SessionLimit
 from prefillshare_server.router.sessions import Running, Session, Sessions
 
 logger = logging.getLogger(__name__)
@@ -102,14 +103,19 @@ class Ahead:
     def __init__(
         self,
         sessions: Sessions,
+        limit: SessionLimit,
         prompts: Prompts,
         prefill: Prefill | Colocated,
         metrics: Metrics,
         *,
         patience_s: float,
+        separate: bool,
     ) -> None:
-        """`patience_s` is how long a call, or a later prefill ahead, waits for an earlier one."""
+        """`patience_s` is how long a call, or a later prefill ahead, waits for an earlier one;
+        `separate` says that roles share no KV."""
+        self._separate = separate
         self._sessions = sessions
+        self._limit = limit
         self._prompts = prompts
         self._prefill = prefill
         self._metrics = metrics
@@ -119,9 +125,10 @@ class Ahead:
     async def start(self, ask: AheadAsk) -> tuple[dict[str, Any], dict[str, str]]:
         """The answer's body and headers, once the prefill is on its way, or over if so asked.
 
-        Raises RouterError: 400 for a context that cannot be prefilled, and under layouts that
-        render the head first, 422 for a break where none
-        is allowed, 503 without a worker; with `wait` also what became of the prefill.
+        Raises RouterError: 400 for a context that cannot be prefilled, under layouts that render
+        the head first, and where roles share no KV, 422 for a break where none is allowed, 429 and
+        504 where there are too many sessions, 503 without a worker; with `wait` also what became of
+        the prefill.
         """
         if self._prompts.head_first:
             raise bad_request(
@@ -130,8 +137,16 @@ class Ahead:
                 "or serve with layout.kind: context-first",
                 "messages",
             )
-        # The order of arrival counts, so there is no await before the session knows of it.
+        if self._separate:
+            raise bad_request(
+                "with prefill.pool or prefill.reuse: per_role each role has KV of its own, and a "
+                "prefill ahead serves no role; leave the prefill out",
+                "messages",
+            )
+        # The order of arrival counts, so there is no await before the session knows of it, unless
+        # it has to wait for a place, in the order of arrival too.
         stack = ExitStack()
+        stack.enter_context(await self._limit.entered(ask.who))
         session = stack.enter_context(self._sessions.opened(ask.who))
         assert session is not None, "a prefill ahead has a session"
         if session.prefills_running >= MOST_AT_ONCE:
@@ -234,27 +249,29 @@ class Ahead:
         self, ask: AheadAsk, session: Session, ahead: Noted
     ) -> Computed | RouterError:
         prompt, placed, end = ahead
-        before = session.ledger.read(NOBODY, prompt.ids)
+        salt = ask.body.get("cache_salt")
+        before = session.ledger.read(None, prompt.ids)
         try:
             computed = await self._prefill.ahead(
-                session, prompt.ids, known=before.shared, cache_salt=ask.body.get("cache_salt")
+                session, prompt.ids, cache_salt=salt, at=placed.worker
             )
         except RouterError as error:
             logger.warning("a prefill ahead of session %r failed: %s", session.id, error)
             self._metrics.prefilled_ahead(error.code or "prefill_failed")
             if end is not None:
                 session.ledger.forget(end)
-            if placed.affinity == "new" and not session.ledger.read(NOBODY, prompt.ids).shared:
+            home = placed.worker.id
+            vain = not session.ledger.cached(prompt.ids, cache(home, salt))
+            if placed.affinity == "new" and vain and session.prefill_worker == home:
                 self._sessions.unbind(session)
             return error
         self._metrics.prefilled_ahead("ok")
         self._metrics.prefilled(computed.worker.id, computed)
         session.totals.prefills_ahead += 1
         session.totals.computed_tokens += computed.computed_tokens
-        if end is not None:
-            if not end.roles:
-                session.ledger.first_read(end, before, computed.cached_tokens)
-            session.ledger.mark(end, NOBODY)
+        session.ledger.mark_cached(end, cache(computed.worker.id, salt))
+        if end is not None and not end.roles:
+            session.ledger.first_read(end, before, computed.cached_tokens)
         return computed
 
 

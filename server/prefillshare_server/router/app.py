@@ -14,32 +14,18 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from prefillshare_server.config import Cluster
-from prefillshare_server.errors import ConfigError, Problem
-from prefillshare_server.launch.decoders import max_loras
 from prefillshare_server.models import checkpoint
-from prefillshare_server.models.layout import Layout
-from prefillshare_server.router.admission import Admission
-from prefillshare_server.router.ahead import Ahead
 from prefillshare_server.router.ask import Kind, parse
-from prefillshare_server.router.colocated import Colocated
-from prefillshare_server.router.decode import Decode
+from prefillshare_server.router.assemble import assembled
 from prefillshare_server.router.errors import RouterError, unknown_role
-from prefillshare_server.router.health import Health
-from prefillshare_server.router.metrics import Metrics
 from prefillshare_server.router.openapi import document
 from prefillshare_server.router.parts import Router
-from prefillshare_server.router.placement import Placement
-from prefillshare_server.router.prefill import Prefill
-from prefillshare_server.router.prompt import Prompts
-from prefillshare_server.router.recovery import Recovery
 from prefillshare_server.router.respond import JSON, CallResponse, error_response, read_body
 from prefillshare_server.router.roles import Roles
 from prefillshare_server.router.sessions import Sessions
 from prefillshare_server.router.sessions_api import SessionsApi
 from prefillshare_server.router.tokenize import tokenize
-from prefillshare_server.router.tokens import Tokens
 from prefillshare_server.router.topology import Decoder, WorkerEndpoint
-from prefillshare_server.router.workers import Workers
 
 _SWEEP_S = 10.0
 _PROBE_S = 5.0
@@ -57,7 +43,7 @@ def create_app(
     Raises ConfigError if the base cannot be rendered or tokenised, or a kind of worker is missing.
     """
     max_model_len = cluster.max_model_len or checkpoint.context_length(base_dir)
-    router = _router(cluster, workers, base_dir, max_model_len)
+    router = assembled(cluster, workers, base_dir, max_model_len)
     if decoders is None:
         decoders = {
             name: Decoder(name, pool[0].model) for name, pool in router.placement.decode.items()
@@ -74,6 +60,7 @@ def create_app(
             finally:
                 sweeping.cancel()
                 await router.ahead.close()
+                await router.warm_ups.close()
                 await router.prefill.close()
 
     app = Starlette(
@@ -106,80 +93,6 @@ def create_app(
     return app
 
 
-def _router(
-    cluster: Cluster, workers: Sequence[WorkerEndpoint], base_dir: Path, max_model_len: int
-) -> Router:
-    metrics = Metrics()
-    by_model = cluster.layout.kind == "model"
-    sessions = Sessions(
-        cluster.router.session_ttl_s, layout="model" if by_model else "context_first"
-    )
-    client = Workers()
-    health = Health(client, workers, metrics, clock_skew_s=cluster.kv.clock_skew_s)
-    placement = Placement(
-        workers, sessions.pinned, available=health.available, affinity=cluster.router.affinity
-    )
-    if not placement.prefill or not placement.decode:
-        raise ConfigError(
-            Problem(
-                "router",
-                f"{len(placement.prefill)} prefill workers and decode workers for "
-                f"{len(placement.decode)} pools",
-                "start at least one of each",
-            )
-        )
-    metrics.watch_pins(sessions.pinned.total)
-    tokens = Tokens(base_dir)
-    layout = Layout.for_model(base_dir, cluster.layout)
-    admission = Admission(
-        placement,
-        health,
-        metrics,
-        queue_s=cluster.timeouts.queue_s,
-        reserve_tokens=cluster.kv.reserve_tokens,
-        max_model_len=max_model_len,
-        max_loras=max_loras(cluster) if cluster.has_lora_pool else None,
-    )
-    prefill: Prefill | Colocated
-    if cluster.colocated:
-        prefill = Colocated(
-            client,
-            health,
-            placement,
-            admission,
-            sessions,
-            metrics,
-            timeout_s=cluster.timeouts.prefill_s,
-        )
-    else:
-        prefill = Prefill(
-            client,
-            health,
-            placement,
-            sessions,
-            metrics,
-            timeout_s=cluster.timeouts.prefill_s,
-            queue_s=cluster.timeouts.queue_s,
-        )
-    prompts = Prompts(layout, tokens, max_model_len=max_model_len)
-    patience_s = cluster.timeouts.prefill_s
-    decode = Decode(client, health, metrics, cluster.timeouts, max_model_len=max_model_len)
-    return Router(
-        workers=client,
-        sessions=sessions,
-        tokens=tokens,
-        prompts=prompts,
-        health=health,
-        placement=placement,
-        admission=admission,
-        prefill=prefill,
-        ahead=Ahead(sessions, prompts, prefill, metrics, patience_s=patience_s),
-        decode=decode,
-        recovery=Recovery(admission, prefill, decode, metrics),
-        metrics=metrics,
-    )
-
-
 class _Api:
     """The endpoints."""
 
@@ -192,6 +105,7 @@ class _Api:
         max_model_len: int,
     ) -> None:
         self._base_name = cluster.base.name
+        self._prefill = cluster.prefill
         self._max_body_mb = cluster.router.max_body_mb
         self._workers = workers
         self._router = router
@@ -212,6 +126,8 @@ class _Api:
             request.headers,
             roles=self._roles.decoders,
             base_name=self._base_name,
+            separate=self._prefill.separate,
+            warms_up=self._prefill.warm_ups > 0,
         )
         return CallResponse(self._router, ask)
 

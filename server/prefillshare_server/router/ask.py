@@ -58,6 +58,10 @@ class Ask:
     clients repeat theirs when they retry."""
     isolated: bool = False
     """The session's roles share no KV in this call: sharing switched off, to measure it."""
+    separate: bool = False
+    """Roles share no KV in this cluster, whichever session."""
+    next_role: str | None = None
+    """Whose turn is next, if the client says so and the cluster has a use for it."""
     strict: bool = False
     """A prefix break is an error."""
     started_at: float = field(default_factory=time.perf_counter)
@@ -66,9 +70,9 @@ class Ask:
     def cache_salt(self) -> Any:
         """Whose KV blocks the call may share at the workers: those of calls with the same salt."""
         salt = self.body.get("cache_salt")
-        if not self.isolated:
-            return salt
-        return to_json(["isolate", self.who.session, self.role, salt]).decode()
+        if self.isolated:
+            return to_json(["isolate", self.who.session, self.role, salt]).decode()
+        return to_json(["role", self.role, salt]).decode() if self.separate else salt
 
     @property
     def answer_id(self) -> str:
@@ -96,13 +100,24 @@ def parse(
     *,
     roles: Mapping[str, Decoder],
     base_name: str,
+    separate: bool = False,
+    warms_up: bool = False,
 ) -> Ask:
     """Read a request. `headers` is case-insensitive.
 
-    Raises RouterError 400 for what cannot be served and 404 for an unknown role. Everything not
-    mentioned here is left to the decode worker, whose errors reach the client unchanged.
+    `separate` is `Ask.separate`; the next role is read with `warms_up` only. Raises RouterError 400
+    for what cannot be served and 404 for an unknown role. Everything not mentioned here is left to
+    the decode worker, whose errors reach the client unchanged.
     """
-    return asked(kind, json_object(raw), headers, roles=roles, base_name=base_name)
+    return asked(
+        kind,
+        json_object(raw),
+        headers,
+        roles=roles,
+        base_name=base_name,
+        separate=separate,
+        warms_up=warms_up,
+    )
 
 
 def asked(
@@ -112,12 +127,16 @@ def asked(
     *,
     roles: Mapping[str, Decoder],
     base_name: str,
+    separate: bool = False,
+    warms_up: bool = False,
 ) -> Ask:
     """The same for a body that was read."""
     role = _role(body.get("model"), roles, base_name)
     _refuse(kind, body)
     options = _stream_options(body.get("stream_options"))
     _require_some_tokens(body)
+    if separate:
+        _require_text_salt(body)
     given_id = headers.get("x-request-id", "")
     return Ask(
         kind=kind,
@@ -126,6 +145,8 @@ def asked(
         decoder=roles[role],
         who=identify(headers, body),
         isolated=isolated(headers, body),
+        separate=separate,
+        next_role=_next_role(headers, roles) if warms_up else None,
         strict=strict(headers),
         n=_choices(body.get("n")),
         stream=flag(body.get("stream"), "stream"),
@@ -133,6 +154,11 @@ def asked(
         return_token_ids=bool(body.get("return_token_ids")),
         request_id=given_id if _PRINTABLE.fullmatch(given_id) else uuid.uuid4().hex,
     )
+
+
+def salted(cache_salt: Any) -> dict[str, Any]:
+    """The field of a worker's request that names whose blocks it may share, if any."""
+    return {} if cache_salt is None else {"cache_salt": cache_salt}
 
 
 def isolated(headers: Mapping[str, str], body: Mapping[str, Any]) -> bool:
@@ -143,10 +169,27 @@ def isolated(headers: Mapping[str, str], body: Mapping[str, Any]) -> bool:
             f"x-prefillshare-mode must be share (the default) or isolate, not {mode!r}",
             "x-prefillshare-mode",
         )
-    salt = body.get("cache_salt")
-    if mode == "isolate" and salt is not None and not (isinstance(salt, str) and salt):
-        raise bad_request(f"cache_salt must be a non-empty string, not {salt!r}", "cache_salt")
+    if mode == "isolate":
+        _require_text_salt(body)
     return mode == "isolate"
+
+
+def _require_text_salt(body: Mapping[str, Any]) -> None:
+    """Where it goes into a salt of the router's, no worker judges it."""
+    salt = body.get("cache_salt")
+    if salt is not None and not (isinstance(salt, str) and salt):
+        raise bad_request(f"cache_salt must be a non-empty string, not {salt!r}", "cache_salt")
+
+
+def _next_role(headers: Mapping[str, str], roles: Collection[str]) -> str | None:
+    name = headers.get("x-prefillshare-next-role") or None
+    if name is not None and name not in roles:
+        raise bad_request(
+            f"x-prefillshare-next-role names no role of this cluster: {name!r}; roles: "
+            f"{', '.join(sorted(roles))}",
+            "x-prefillshare-next-role",
+        )
+    return name
 
 
 def strict(headers: Mapping[str, str]) -> bool:

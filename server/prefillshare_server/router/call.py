@@ -17,8 +17,11 @@ async def call(router: Router, ask: Ask) -> AsyncGenerator[Head | Answer, None]:
     Closing the generator, like an error, aborts what runs at the workers, returns what is leased
     and takes the call out of every count. Raises RouterError.
     """
-    with router.sessions.opened(ask.who) as session:  # 1. who: session, pin
-        waited_s = await router.ahead.finished(session)
+    with (
+        await router.limit.entered(ask.who) as queued_s,
+        router.sessions.opened(ask.who) as session,  # 1. who: session, pin
+    ):
+        waited_s = queued_s + await router.ahead.finished(session)
         prompts = await router.prompts.tokens(ask, session)  # 2. tokens: rendered once
         router.metrics.tokenised(ask.started_at + waited_s)
         _require_unbroken(router, ask, prompts)
@@ -27,6 +30,7 @@ async def call(router: Router, ask: Ask) -> AsyncGenerator[Head | Answer, None]:
             router.prefill.handoffs(ask, session, readers) as handoffs,  # 4. prefill
         ):
             account = Account(router, ask, session, handoffs)
+            router.warm_ups.start(ask, session, handoffs[0])
             yield account.head()
             decode = partial(router.recovery.answers, ask, session)
             async with aclosing(merged(handoffs, decode)) as answers:  # 5. handoff, 6. decode

@@ -10,14 +10,14 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from prefillshare_server.router.admission import Admission
-from prefillshare_server.router.ask import Ask
+from prefillshare_server.router.ask import Ask, salted
 from prefillshare_server.router.errors import RouterError, WorkerRefused, worker_failed
 from prefillshare_server.router.handoff import Computed, Handoff, Prompt, Reader
 from prefillshare_server.router.health import Health
 from prefillshare_server.router.identity import Identity
 from prefillshare_server.router.metrics import Metrics
 from prefillshare_server.router.placement import Affinity, Placed, Placement
-from prefillshare_server.router.prefill_calls import cached_tokens, no_prefill_worker, salted
+from prefillshare_server.router.prefill_calls import cached_tokens, no_prefill_worker
 from prefillshare_server.router.sessions import Session, Sessions
 from prefillshare_server.router.topology import Decoder, WorkerEndpoint
 from prefillshare_server.router.workers import Workers
@@ -76,12 +76,12 @@ class Colocated:
         return placed
 
     async def ahead(
-        self, session: Session, ids: Sequence[int], *, known: int, cache_salt: Any
+        self, session: Session, ids: Sequence[int], *, cache_salt: Any, at: WorkerEndpoint
     ) -> Computed:
         """Have an engine compute the whole KV blocks of `ids` with the base's weights.
 
-        For the engine it is a call of one token to the base. It keeps blocks before the last
-        prompt token only, so one token follows them, whichever.
+        Admission chooses it, likely `at`. For the engine it is a call of one token to the base.
+        It keeps blocks before the last prompt token only, so one token follows them, whichever.
         """
         first = self._placement.prefill[0]
         block = self._health.facts[first.id].block_size or 1

@@ -11,7 +11,7 @@ from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt
 
 from prefillshare_server.config import Timeouts
 from prefillshare_server.router import sse
-from prefillshare_server.router.ask import Ask
+from prefillshare_server.router.ask import Ask, salted
 from prefillshare_server.router.errors import (
     RouterError,
     WorkerBrokeOff,
@@ -197,8 +197,7 @@ class Decode:
             ours = {**handoff.params["prefillshare"], "generated_ids": generated}
             body["kv_transfer_params"]["prefillshare"] = ours
         body.pop("best_of", None)
-        if ask.isolated:
-            body["cache_salt"] = ask.cache_salt
+        body |= salted(ask.cache_salt)
         if body.get("include_reasoning") is False:
             body["include_reasoning"] = True  # vLLM hides token ids with it; see reply.py.
         if ask.kind == "chat":

@@ -139,6 +139,32 @@ def too_many_prefills(session_id: str, most: int) -> RouterError:
     )
 
 
+def session_limit(most: int, waiting: int) -> RouterError:
+    """429: as many sessions as may be, and as many calls of further ones as may wait."""
+    return RouterError(
+        429,
+        f"{most} sessions are active and {waiting} calls of further ones wait; try again later, "
+        "end sessions that are over (DELETE /v1/sessions/{id}), or raise router.max_sessions or "
+        "router.session_queue",
+        type="server_error",
+        code="session_limit",
+        headers={"Retry-After": str(RETRY_AFTER_S)},
+    )
+
+
+def no_place(most: int, seconds: float) -> RouterError:
+    """504: none of the sessions that were active ended in time."""
+    return RouterError(
+        504,
+        f"{most} sessions were active and none of them ended within {seconds:g} s (phase: queue); "
+        "try again, end sessions that are over (DELETE /v1/sessions/{id}), or raise "
+        "router.max_sessions or timeouts.queue_s",
+        type="server_error",
+        code="queue_timeout",
+        headers={"Retry-After": str(RETRY_AFTER_S)},
+    )
+
+
 def body_too_large(limit_mb: int) -> RouterError:
     """413: more bytes than the router reads."""
     return RouterError(

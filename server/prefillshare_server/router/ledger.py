@@ -11,19 +11,29 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
+
+from pydantic_core import to_json
 
 KEPT_ENDS = 16
 """Ends of contexts and of generated answers: those of the eight or so most recent calls."""
 
-NOBODY = ""
-"""In place of a role, where the base prefilled a context ahead of any call."""
+Cache = tuple[str, str]
+"""A prefix cache: a worker's, and in it the part for one cache salt."""
+
+
+def cache(worker_id: str, salt: Any) -> Cache:
+    """The one that calls with this `cache_salt` share on a worker."""
+    return worker_id, to_json(salt).decode()
 
 
 class Piece:
-    """A stretch of context after `parent`. Immutable but for `roles`, `said` and what was found."""
+    """A stretch of context after `parent`. Immutable but for who had it, where, and `said`."""
 
-    __slots__ = ("chars", "found", "ids", "parent", "roles", "said", "tail_found", "text", "tokens")
+    __slots__ = (
+        *("caches", "chars", "found", "ids", "parent", "roles", "said", "tail_found", "text"),
+        "tokens",
+    )
 
     def __init__(self, parent: Piece | None, text: str | None, ids: Sequence[int]) -> None:
         self.parent = parent
@@ -34,7 +44,9 @@ class Piece:
         self.tokens: int = (parent.tokens if parent else 0) + len(ids)
         """Both count from the start of the context to the end of this piece."""
         self.roles: set[str] = set()
-        """Roles that had the context up to here prefilled; NOBODY for a prefill ahead."""
+        """Roles that had the context up to here prefilled."""
+        self.caches: set[Cache] = set()
+        """Where the base computed it, for whomever; it may have been dropped since."""
         self.found = bytes(len(ids))
         """1 for each id that was cached when the session first read it: another one's work."""
         self.tail_found = 0
@@ -140,11 +152,14 @@ class Ledger:
         latest = self._latest.tokens if self._latest else 0
         return Lost(token_index=common, lost_tokens=max(latest - common, 0))
 
-    def read(self, role: str, ids: Sequence[int], *, isolated: bool = False) -> Read:
-        """How much of a prompt the session has read; with `isolated` only what `role` has."""
+    def read(self, role: str | None, ids: Sequence[int], *, isolated: bool = False) -> Read:
+        """How much of a prompt the session has read; with `isolated` only what `role` has.
+
+        None for a role is a prefill ahead of calls.
+        """
         common = self._common(ids)
         by_role = max((n for piece, n in common.items() if role in piece.roles), default=0)
-        read = [p for p in common if (role in p.roles if isolated else p.roles)]
+        read = [p for p in common if (role in p.roles if isolated else p.roles or p.caches)]
         nearest = max(read, key=lambda piece: common[piece], default=None)
         if nearest is None:
             return Read(0, 0, b"", frozenset())
@@ -152,6 +167,10 @@ class Ledger:
         ends = (piece.roles for piece in read if piece.tokens == common[piece] == shared)
         found = b"".join(piece.found for piece in nearest.path())[:shared]
         return Read(by_role, shared, found, frozenset().union(*ends))
+
+    def cached(self, ids: Sequence[int], where: Cache) -> int:
+        """How many leading ones of `ids` the base computed before, there."""
+        return max((n for p, n in self._common(ids).items() if where in p.caches), default=0)
 
     def first_read(self, end: Piece, before: Read, cached: int) -> int:
         """Note of how much of a kept context the KV was there before this session read any of it.
@@ -188,9 +207,14 @@ class Ledger:
         for piece in end.path():
             piece.roles.add(role)
 
+    def mark_cached(self, end: Piece | None, where: Cache) -> None:
+        """Note where the base computed the context that ends with `end`."""
+        for piece in end.path() if end is not None else ():
+            piece.caches.add(where)
+
     def forget(self, end: Piece) -> None:
         """Drop a kept context that was not prefilled after all, unless it was for another call."""
-        if not end.roles:
+        if not end.roles and not end.caches:
             self._ends.pop(end, None)
         if self._latest is end and end not in self._ends:
             self._latest = next(self.contexts(), None)

@@ -88,6 +88,11 @@ class Metrics:
         self._ahead_wait = self._histogram(
             "prefill_ahead_wait_seconds", "How long calls waited for prefills ahead.", _SECONDS
         )
+        self._warm_ups = self._counter(
+            "warm_ups",
+            "Prompts prefilled for the role that is said to be next; dropped: too many at once.",
+            "result",
+        )
         self._retries = self._counter("retries", "Repeated worker calls.", "phase")
         self._stream_errors = self._counter(
             "stream_errors", "Streams that ended in an error event.", "reason"
@@ -104,6 +109,12 @@ class Metrics:
             "queue_seconds", "How long calls waited for room on a decode worker.", _SECONDS
         )
         self._pins = self._gauge("session_pins", "Sessions pinned to a prefill worker.")
+        self._active = self._gauge(
+            "active_sessions", "Sessions that have not ended, and calls without one."
+        )
+        self._waiting = self._gauge(
+            "queued_session_calls", "Calls that wait for a place among router.max_sessions."
+        )
 
     def render(self) -> bytes:
         """All metrics in Prometheus' text format."""
@@ -112,6 +123,11 @@ class Metrics:
     def watch_pins(self, count: Callable[[], float]) -> None:
         """Read the number of pinned sessions from `count` whenever metrics are asked for."""
         self._pins.set_function(count)
+
+    def watch_sessions(self, active: Callable[[], float], waiting: Callable[[], float]) -> None:
+        """The same for active sessions and for calls that wait to be one's first."""
+        self._active.set_function(active)
+        self._waiting.set_function(waiting)
 
     def ended(self, model: str, result: str, seconds: float) -> None:
         """A call ended; `result` is "ok", "client_closed" or an error code."""
@@ -164,6 +180,10 @@ class Metrics:
     def placed(self, affinity: str) -> None:
         """A call got its prefill worker."""
         self._affinity.labels(affinity).inc()
+
+    def warmed_up(self, result: str) -> None:
+        """A warm-up ended or was not begun; `result` is "ok", "dropped" or an error code."""
+        self._warm_ups.labels(result).inc()
 
     def rebound(self, reason: str) -> None:
         """A session was pinned to another worker; `reason` says what was with the first one."""

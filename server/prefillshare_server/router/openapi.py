@@ -21,6 +21,8 @@ _CALL_HEADERS = {
     "X-Parent-Session-ID": "A session whose contexts and prefill worker a new session starts with.",
     "X-Session-Final": "true: the session ends with this call.",
     "X-PrefillShare-Mode": "share (the default), or isolate: the session's roles share no KV.",
+    "X-PrefillShare-Next-Role": "Whose turn is next: its prompt is prefilled meanwhile, if the "
+    "cluster has prefill.warm_ups.",
     "X-PrefillShare-Strict": "true: a prefix break is a 422, and nothing is computed.",
     "X-Request-Id": "Returned with the answer; made up where it is missing.",
 }
@@ -40,7 +42,8 @@ _ERRORS = {
     409: "The cluster is not made for that change.",
     413: "The body is larger than router.max_body_mb.",
     422: "prefix_break: the context does not go on from its session's, and the call was strict.",
-    429: "too_many_prefills: so many prefills ahead of the session are under way.",
+    429: "session_limit: so many sessions are active, and so many calls of others wait; "
+    "too_many_prefills: so many prefills ahead of the session are under way.",
     500: "internal_error: the router failed.",
     502: "A worker failed inside, or refused what it was handed.",
     503: "No worker could be reached, or workers gave the call up.",
@@ -64,7 +67,7 @@ def document() -> dict[str, Any]:
 
 
 def _paths() -> dict[str, Any]:
-    call_errors = (400, 404, 413, 422, 500, 502, 503, 504)
+    call_errors = (400, 404, 413, 422, 429, 500, 502, 503, 504)
     session, named, role = (_SESSION_ID, _named("id"), _named("name"))
     return {
         "/v1/chat/completions": {

@@ -12,8 +12,10 @@ from prefillshare_server.router.placement import Placement
 from prefillshare_server.router.prefill import Prefill
 from prefillshare_server.router.prompt import Prompts
 from prefillshare_server.router.recovery import Recovery
+from prefillshare_server.router.session_limit import SessionLimit
 from prefillshare_server.router.sessions import Sessions
 from prefillshare_server.router.tokens import Tokens
+from prefillshare_server.router.warm_ups import WarmUps
 from prefillshare_server.router.workers import Workers
 
 
@@ -23,6 +25,7 @@ class Router:
 
     workers: Workers
     sessions: Sessions
+    limit: SessionLimit
     tokens: Tokens
     prompts: Prompts
     health: Health
@@ -30,6 +33,7 @@ class Router:
     admission: Admission
     prefill: Prefill | Colocated
     ahead: Ahead
+    warm_ups: WarmUps
     decode: Decode
     recovery: Recovery
     metrics: Metrics

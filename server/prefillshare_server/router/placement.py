@@ -45,6 +45,11 @@ class Placement:
         affinity: Literal["soft", "hard"],
     ) -> None:
         self.prefill = [worker for worker in workers if worker.phase != "decode"]
+        self._prefill_of: dict[str, list[WorkerEndpoint]] = {}
+        """By role, where each has prefill workers of its own."""
+        for worker in workers:
+            if worker.phase == "prefill" and worker.pool is not None:
+                self._prefill_of.setdefault(worker.pool, []).append(worker)
         self.decode: dict[str, list[WorkerEndpoint]] = {}
         """By pool."""
         for worker in workers:
@@ -57,15 +62,28 @@ class Placement:
         """Whether new calls may go to a worker, by its id."""
         self._hard = affinity == "hard"
 
+    def prefill_pool(self, role: str) -> str | None:
+        """Whose prefill workers the calls of `role` go to: its own, or None for everybody's."""
+        return role if self._prefill_of else None
+
+    def prefill_workers(self, pool: str | None) -> Sequence[WorkerEndpoint]:
+        """Those of a role; None for all."""
+        return self.prefill if pool is None else self._prefill_of.get(pool, [])
+
     def place_prefill(
-        self, pin: str | None, *, sessionless: bool, tried: Collection[str] = ()
+        self,
+        pin: str | None,
+        *,
+        sessionless: bool,
+        tried: Collection[str] = (),
+        pool: str | None = None,
     ) -> Placed | None:
-        """The pinned worker, or for a call without a pin the one with the least to prefill.
+        """The pinned worker; for a call without a pin the one of `pool` with the least to prefill.
 
         A soft pin gives way to workers not `tried` while its worker is not available or was tried.
         None if no worker is available: for a hard pin, not the pinned one.
         """
-        ready = [worker for worker in self.prefill if self._available(worker.id)]
+        ready = [w for w in self.prefill_workers(pool) if self._available(w.id)]
         if self._hard and pin is not None and not sessionless:
             candidates = [worker for worker in ready if worker.id == pin]
         else:

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
-from prefillshare_server.router.ask import Ask
+from prefillshare_server.router.ask import Ask, salted
 from prefillshare_server.router.errors import (
     RouterError,
     WorkerRefused,
@@ -17,20 +17,19 @@ from prefillshare_server.router.errors import (
     handoff_missing,
 )
 from prefillshare_server.router.fanout import together
-from prefillshare_server.router.handoff import Computed, Handoff, Reader
+from prefillshare_server.router.handoff import Computed, Handoff, Prompt, Reader
 from prefillshare_server.router.health import Health
 from prefillshare_server.router.leases import Leases
+from prefillshare_server.router.ledger import cache
 from prefillshare_server.router.metrics import Metrics
 from prefillshare_server.router.placement import Placed, Placement
 from prefillshare_server.router.prefill_calls import (
     PrefillCalls,
     cached_tokens,
     no_prefill_worker,
-    salted,
 )
-from prefillshare_server.router.sessions import Session, Sessions
+from prefillshare_server.router.sessions import Session
 from prefillshare_server.router.topology import WorkerEndpoint
-from prefillshare_server.router.workers import Workers
 from prefillshare_server.vllm_plugin.handoff import ReadableParams
 
 _LEASED = {"do_remote_decode": True, "do_remote_prefill": False}
@@ -41,29 +40,20 @@ class Prefill:
 
     def __init__(
         self,
-        workers: Workers,
+        calls: PrefillCalls,
+        leases: Leases,
         health: Health,
         placement: Placement,
-        sessions: Sessions,
         metrics: Metrics,
         *,
         timeout_s: float,
-        queue_s: float,
     ) -> None:
+        self._calls = calls
+        self._leases = leases
         self._health = health
         self._placement = placement
         self._metrics = metrics
         self._timeout_s = timeout_s
-        self._calls = PrefillCalls(
-            workers,
-            health,
-            placement,
-            sessions,
-            metrics,
-            timeout_s=timeout_s,
-            queue_s=queue_s,
-        )
-        self._leases = Leases(workers)
         self._made: dict[Reader, list[Handoff]] = {}
         """All handoffs of the readers that are inside `handoffs`."""
         self._several = asyncio.Lock()
@@ -94,7 +84,7 @@ class Prefill:
             if len(readers) == 1:
                 await make_all()
             else:
-                self._require_room(readers)
+                self._require_room(ask, readers)
                 async with self._alone():
                     await make_all()
             made.sort(key=lambda handoff: handoff.reader.index)
@@ -116,25 +106,33 @@ class Prefill:
 
     def reserve(self, session: Session) -> Placed:
         """Pin the session to the worker on which a prefill ahead will run. Raises NoWorker."""
-        home = session.prefill_worker or session.placing
+        home = self._calls.home(session, None)
         placed = self._placement.place_prefill(home, sessionless=False)
         if placed is None:
             raise no_prefill_worker(self._placement, self._health, home, 0)
-        self._calls.bind(session, placed.worker.id)
+        self._calls.bind(session, placed.worker)
         return placed
 
+    def next_worker(self, session: Session, role: str) -> WorkerEndpoint | None:
+        """Where a call of `role` would be prefilled now; None if no worker is available."""
+        pool = self._placement.prefill_pool(role)
+        home = self._calls.home(session, pool)
+        placed = self._placement.place_prefill(home, sessionless=False, pool=pool)
+        return placed.worker if placed else None
+
     async def ahead(
-        self, session: Session, ids: Sequence[int], *, known: int, cache_salt: Any
+        self, session: Session, ids: Sequence[int], *, cache_salt: Any, at: WorkerEndpoint
     ) -> Computed:
         """Compute the whole KV blocks of `ids`, which no reader waits for, so nothing is leased.
 
         What does not fill a block is left to the call that follows: it would be computed again
-        then. `known` of the ids were prefilled before, as far as the session knows.
+        then. `at` is the worker, unless the session is pinned to another one of its pool by now.
         """
 
         async def attempt(placed: Placed) -> Computed:
             worker = placed.worker
-            whole = len(ids) // self._block(worker) * self._block(worker)
+            known = session.ledger.cached(ids, cache(worker.id, cache_salt))
+            whole = len(ids) // self._calls.block(worker) * self._calls.block(worker)
             # vLLM computes at least the last token's block. One token more finds all blocks.
             wanted = ids[: whole + (known >= whole)] if whole else ()
             cached = 0
@@ -144,18 +142,15 @@ class Prefill:
                         worker,
                         session,
                         wanted,
-                        uncached=max(len(wanted) - known, 0),
+                        known=known,
                         request_id=uuid.uuid4().hex,
                         fields=salted(cache_salt),
                     )
                 cached = cached_tokens(answer)
-            self._calls.bind(session, worker.id)
+            self._calls.bind(session, worker)
             return Computed(worker, cached, len(wanted) - cached)
 
-        return await self._calls.repeated(attempt, session)
-
-    def _block(self, worker: WorkerEndpoint) -> int:
-        return self._health.facts[worker.id].block_size or 1
+        return await self._calls.repeated(attempt, session, at.pool, at.id)
 
     def give_back(self, handoff: Handoff) -> None:
         """See in the background that the lease ends, unless that is settled. Mutates `handoff`."""
@@ -190,9 +185,9 @@ class Prefill:
         finally:
             self._several.release()
 
-    def _require_room(self, readers: Sequence[Reader]) -> None:
+    def _require_room(self, ask: Ask, readers: Sequence[Reader]) -> None:
         """Each prompt takes its blocks, each further choice for it only a last one of its own."""
-        for worker in self._placement.prefill:
+        for worker in self._placement.prefill_workers(self._placement.prefill_pool(ask.role)):
             facts = self._health.facts[worker.id]
             if not facts.num_blocks or not facts.block_size:
                 continue
@@ -218,7 +213,8 @@ class Prefill:
         avoid: Collection[str] = (),
     ) -> Handoff:
         attempt = partial(self._attempt, ask, session, reader)
-        return await self._calls.repeated(attempt, session, pin, avoid)
+        pool = self._placement.prefill_pool(ask.role)
+        return await self._calls.repeated(attempt, session, pool, pin, avoid)
 
     async def _attempt(
         self, ask: Ask, session: Session | None, reader: Reader, placed: Placed
@@ -226,14 +222,13 @@ class Prefill:
         """One prefill call. Whatever ends it early, no lease is left behind that it might have."""
         request_id = uuid.uuid4().hex
         worker, prompt = placed.worker, reader.prompt
-        known = session is not None and session.prefill_worker == worker.id and not ask.isolated
         try:
             with self._calls.judged(worker):
                 answer = await self._calls.send(
                     worker,
                     session,
                     prompt.ids,
-                    uncached=len(prompt.ids) - (prompt.kept_tokens if known else 0),
+                    known=self._known(ask, session, prompt, worker),
                     request_id=request_id,
                     fields={"kv_transfer_params": _LEASED, **salted(ask.cache_salt)},
                 )
@@ -245,6 +240,17 @@ class Prefill:
         except BaseException:
             self._leases.release(worker, request_id)
             raise
+
+    def _known(
+        self, ask: Ask, session: Session | None, prompt: Prompt, worker: WorkerEndpoint
+    ) -> int:
+        """Leading tokens of the prompt that the worker computed before, as far as is known here."""
+        made = (handoff for handoffs in self._made.values() for handoff in handoffs)
+        if any(h.reader.prompt is prompt and h.placed.worker.id == worker.id for h in made):
+            return len(prompt.ids)  # For another choice, or before the answer broke off.
+        if session is None:
+            return 0
+        return session.ledger.cached(prompt.ids, cache(worker.id, ask.cache_salt))
 
     def _accepted(
         self,
@@ -265,7 +271,7 @@ class Prefill:
             self._metrics.handoff_failed("kv_handoff_missing")
             raise handoff_missing(placed.worker.id)
         if session is not None:
-            self._calls.bind(session, placed.worker.id)
+            self._calls.bind(session, placed.worker)
         cached = int(params.get("remote_prefill_cached_tokens") or 0)
         handoff = Handoff(reader, placed, params, cached, request_id=request_id)
         self._made[reader].append(handoff)

@@ -58,10 +58,11 @@ class PrefillCalls:
         self,
         attempt: Callable[[Placed], Awaitable[T]],
         session: Session | None,
+        pool: str | None,
         pin: str | None = None,
         avoid: Collection[str] = (),
     ) -> T:
-        """Attempt until it succeeds, on other workers where possible, but not for ever.
+        """Attempt until it succeeds, on other workers of `pool` where possible, but not for ever.
 
         `pin` counts where the session has none. A worker's client errors and silence end it at
         once: the same would follow, or a worker that is only slow would get still more to do.
@@ -76,7 +77,7 @@ class PrefillCalls:
                 reraise=True,
             ):
                 with again:
-                    placed = await self._placed(session, pin, [*avoid, *tried], deadline)
+                    placed = await self._placed(session, pool, pin, [*avoid, *tried], deadline)
                     if tried:
                         self._metrics.retried("prefill")
                     tried.append(placed.worker.id)
@@ -106,11 +107,11 @@ class PrefillCalls:
         session: Session | None,
         ids: Sequence[int],
         *,
-        uncached: int,
+        known: int,
         request_id: str,
         fields: Mapping[str, Any],
     ) -> Mapping[str, Any]:
-        """The worker's answer to one prefill of `ids`, of which about `uncached` are new to it."""
+        """The worker's answer to one prefill of `ids`, of which it computed `known` before."""
         body = {
             "model": worker.model,
             "prompt": ids,
@@ -119,11 +120,11 @@ class PrefillCalls:
             "stream": False,
             **fields,
         }
-        if session is not None and session.prefill_worker is None:
-            session.placing = worker.id
+        if session is not None and worker.pool not in session.pins:
+            session.placing[worker.pool] = worker.id
         try:
             with (
-                self._placement.prefill_load(worker, uncached),
+                self._placement.prefill_load(worker, self._uncached(worker, ids, known)),
                 self._metrics.prefill_duration(worker.id),
             ):
                 answer: Mapping[str, Any] = await self._workers.json(
@@ -138,30 +139,50 @@ class PrefillCalls:
                 return answer
         finally:
             if session is not None:
-                session.placing = None
+                session.placing.pop(worker.pool, None)
 
-    def bind(self, session: Session, worker_id: str) -> None:
+    def bind(self, session: Session, worker: WorkerEndpoint) -> None:
         """Pin the session to the worker."""
-        before = session.prefill_worker
-        if before not in (None, worker_id):
+        before = session.pins.get(worker.pool)
+        if before not in (None, worker.id):
             self._metrics.rebound(self._why_left(before))
-        self._sessions.bind(session, worker_id)
+        self._sessions.bind(session, worker.id, worker.pool)
+
+    def home(self, session: Session | None, pool: str | None, pin: str | None = None) -> str | None:
+        """The worker where a prefill of the session belongs; `pin` where it has none yet."""
+        if session is None:
+            return pin
+        return session.pins.get(pool) or session.placing.get(pool) or pin
+
+    def block(self, worker: WorkerEndpoint) -> int:
+        """Tokens of a KV block; 1 while it is not known."""
+        return self._health.facts[worker.id].block_size or 1
+
+    def _uncached(self, worker: WorkerEndpoint, ids: Sequence[int], known: int) -> int:
+        """Tokens to compute: whole blocks are found, and the last token is computed anyway."""
+        block = self.block(worker)
+        return len(ids) - min(known, len(ids) - 1) // block * block
 
     async def _placed(
-        self, session: Session | None, pin: str | None, tried: Sequence[str], deadline: float
+        self,
+        session: Session | None,
+        pool: str | None,
+        pin: str | None,
+        tried: Sequence[str],
+        deadline: float,
     ) -> Placed:
         """A worker to prefill on, waiting for one to come back until `deadline` (loop time)."""
         while True:
-            home = pin
-            if session is not None:
-                # Another call of the session may have pinned it meanwhile.
-                home = session.prefill_worker or session.placing or pin
-            placed = self._placement.place_prefill(home, sessionless=session is None, tried=tried)
+            # Another call of the session may have pinned it meanwhile.
+            home = self.home(session, pool, pin)
+            placed = self._placement.place_prefill(
+                home, sessionless=session is None, tried=tried, pool=pool
+            )
             if placed is not None:
                 return placed
             left = deadline - asyncio.get_running_loop().time()
             if left <= 0:
-                raise no_prefill_worker(self._placement, self._health, home, self._queue_s)
+                raise no_prefill_worker(self._placement, self._health, home, self._queue_s, pool)
             await self._health.changed(left)
 
     def _why_left(self, worker_id: str) -> str:
@@ -180,20 +201,19 @@ def _may_repeat(error: BaseException) -> bool:
 
 
 def no_prefill_worker(
-    placement: Placement, health: Health, pin: str | None, waited_s: float
+    placement: Placement,
+    health: Health,
+    pin: str | None,
+    waited_s: float,
+    pool: str | None = None,
 ) -> NoWorker:
-    """The error where none was available for so long, for a session with this pin."""
-    why = {worker.id: health.why_not(worker.id) for worker in placement.prefill}
+    """The error where none of `pool` was available for so long, for a session with this pin."""
+    why = {worker.id: health.why_not(worker.id) for worker in placement.prefill_workers(pool)}
     missing = {worker_id: reason for worker_id, reason in why.items() if reason is not None}
     what = "no prefill worker was"
     if len(missing) < len(why):
         what = f"prefill worker {pin}, to which router.affinity: hard ties the session, was not"
     return NoWorker(what, waited_s, missing)
-
-
-def salted(cache_salt: Any) -> dict[str, Any]:
-    """The field of a worker's request that names whose blocks it may share, if any."""
-    return {} if cache_salt is None else {"cache_salt": cache_salt}
 
 
 def cached_tokens(answer: Mapping[str, Any]) -> int:

@@ -6,12 +6,12 @@ A call is watched for its client's leaving.
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Coroutine, Mapping
 from contextlib import aclosing
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic_core import to_json
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -22,6 +22,8 @@ from prefillshare_server.router.call import call
 from prefillshare_server.router.errors import RouterError, body_too_large
 from prefillshare_server.router.fanout import Answer
 from prefillshare_server.router.parts import Router
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -123,6 +125,21 @@ class CallResponse(Response):
             await send(_more(sse.encode(error.body())))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
         return result
+
+
+async def unless_left(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`, which ends when the client leaves; raises ClientDisconnect then."""
+    working = asyncio.create_task(work)
+    leaving = asyncio.create_task(_left(receive))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        raise ClientDisconnect
+    finally:
+        for task in (working, leaving):
+            task.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
 
 
 async def _left(receive: Receive) -> None:

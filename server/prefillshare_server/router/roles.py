@@ -13,7 +13,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from prefillshare_server.config import LORA_POOL, ROLE_NAME, Cluster
+from prefillshare_server.config import LORA_POOL, Cluster
+from prefillshare_server.config_values import ROLE_NAME
 from prefillshare_server.errors import ConfigError
 from prefillshare_server.launch.decoders import max_lora_rank
 from prefillshare_server.models import pooled_adapter, provenance, store
@@ -79,7 +80,12 @@ class Roles:
         return self._decoders
 
     def served_by(self, worker: WorkerEndpoint) -> list[str]:
-        """Roles whose calls may go to decode worker `worker`."""
+        """Roles whose calls are decoded on `worker`, or prefilled if it does nothing else.
+
+        None for prefill workers of all roles.
+        """
+        if worker.phase == "prefill":
+            return [name for name in self._decoders if name == worker.pool]
         return [name for name, decoder in self._decoders.items() if decoder.pool == worker.pool]
 
     def report(self) -> list[dict[str, Any]]:
@@ -141,6 +147,12 @@ class Roles:
             )
         if name in self._decoders:
             self._require_shared(name)
+        pool = self._placement.prefill_pool(name)
+        if pool is not None and not self._placement.prefill_workers(pool):
+            raise conflict(
+                f"prefill.pool is per_role and role {name!r} has no prefill workers; name it in "
+                "the cluster file and start again, or set prefill.pool: shared"
+            )
         try:
             return _Wanted.model_validate_json(raw)
         except ValidationError as error:

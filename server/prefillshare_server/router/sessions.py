@@ -92,10 +92,11 @@ class Session:
     """Prefills ahead that run or wait for another."""
     calls: deque[CallRecord] = field(default_factory=lambda: deque(maxlen=KEPT_CALLS))
     """The latest."""
-    prefill_worker: str | None = None
-    """The pin. None until a prefill succeeded, or a call was sent to a colocated engine."""
-    placing: str | None = None
-    """Where the first prefill is running: calls that start meanwhile go there too."""
+    pins: dict[str | None, str] = field(default_factory=dict)
+    """The prefill worker by pool: None is the pool of all roles. Empty until a prefill succeeded,
+    or a call was sent to a colocated engine."""
+    placing: dict[str | None, str] = field(default_factory=dict)
+    """By pool, where the first prefill is running: calls that start meanwhile go there too."""
     totals: Totals = field(default_factory=Totals)
     roles: dict[str, None] = field(default_factory=dict)
     """In order of their first call."""
@@ -106,6 +107,11 @@ class Session:
     last_role: str | None = None
     in_flight: int = 0
     used_at: float = 0.0
+
+    @property
+    def prefill_worker(self) -> str | None:
+        """The pin; several, in one text, where each role has prefill workers of its own."""
+        return ",".join(self.pins.values()) or None
 
     def new_in_tail(self, role: str, ids: Sequence[int]) -> int:
         """How many ids of the end of a prompt are new to `role`, which has them at hand from now.
@@ -182,6 +188,7 @@ class Sessions:
         self._sessions: dict[str, Session] = {}
         self.pinned: Counter[str] = Counter()
         """Sessions per prefill worker."""
+        self._on_end: Callable[[str], None] = lambda _: None
 
     @property
     def in_flight(self) -> int:
@@ -207,24 +214,22 @@ class Sessions:
         finally:
             session.in_flight -= 1
             session.used_at = self._clock()
-            unbound = session.prefill_worker is None and session.in_flight == 0
+            unbound = not session.pins and session.in_flight == 0
             if unbound or (finished and who.final):
                 self._forget(session)
 
-    def bind(self, session: Session, worker: str) -> None:
+    def bind(self, session: Session, worker: str, pool: str | None = None) -> None:
         """Pin `session` to `worker`, which has its context in the cache, or will have."""
         if not self.holds(session):
             return  # Ended while the call ran: nothing may come back to life.
-        if session.prefill_worker is not None:
-            self.pinned[session.prefill_worker] -= 1
-        session.prefill_worker = worker
+        self.unbind(session, pool)
+        session.pins[pool] = worker
         self.pinned[worker] += 1
 
-    def unbind(self, session: Session) -> None:
+    def unbind(self, session: Session, pool: str | None = None) -> None:
         """Take the pin back: nothing was prefilled there after all."""
-        if self.holds(session) and session.prefill_worker is not None:
-            self.pinned[session.prefill_worker] -= 1
-            session.prefill_worker = None
+        if self.holds(session) and pool in session.pins:
+            self.pinned[session.pins.pop(pool)] -= 1
 
     def look(self, who: Identity) -> Session | None:
         """The session that a call would have, or its parent if it would be new. Only to read."""
@@ -236,7 +241,15 @@ class Sessions:
     def get(self, session_id: str) -> Session | None:
         """The live session of this id."""
         session = self._sessions.get(session_id)
-        return session if session is not None and session.prefill_worker is not None else None
+        return session if session is not None and session.pins else None
+
+    def listen(self, on_end: Callable[[str], None]) -> None:
+        """Call `on_end` with the id of every session that was forgotten."""
+        self._on_end = on_end
+
+    def has(self, session_id: str) -> bool:
+        """Whether there is a session of this id, also one that has no prefill worker yet."""
+        return session_id in self._sessions
 
     def holds(self, session: Session) -> bool:
         """Whether this session has not ended, nor a new one its id."""
@@ -267,12 +280,12 @@ class Sessions:
             tails={role: [*tails] for role, tails in parent.tails.items()} if parent else {},
         )
         self._sessions[session_id] = session
-        if parent is not None and parent.prefill_worker is not None:
-            self.bind(session, parent.prefill_worker)
+        for pool, worker in (parent.pins if parent else {}).items():
+            self.bind(session, worker, pool)
         return session
 
     def _forget(self, session: Session) -> None:
         if self.holds(session):
             del self._sessions[session.id]
-            if session.prefill_worker is not None:
-                self.pinned[session.prefill_worker] -= 1
+            self.pinned.subtract(session.pins.values())
+            self._on_end(session.id)

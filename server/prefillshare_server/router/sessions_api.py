@@ -7,7 +7,7 @@ from starlette.routing import Route
 from prefillshare_server.router import ahead
 from prefillshare_server.router.errors import unknown_session
 from prefillshare_server.router.parts import Router
-from prefillshare_server.router.respond import JSON, read_body
+from prefillshare_server.router.respond import JSON, read_body, unless_left
 from prefillshare_server.router.sessions import Session
 
 
@@ -42,7 +42,10 @@ class SessionsApi:
         ask = ahead.parse(
             request.path_params["id"], await read_body(request, self._max_body_mb), request.headers
         )
-        answer, headers = await self._router.ahead.start(ask)
+        start = self._router.ahead.start(ask)
+        if not self._router.limit.has_place(ask.who):
+            start = unless_left(request.receive, start)
+        answer, headers = await start
         return JSON(answer, status_code=200 if ask.wait else 202, headers=headers)
 
     async def end(self, request: Request) -> Response:

@@ -17,8 +17,8 @@ class WorkerEndpoint:
     phase: Phase
 
     pool: str | None
-    """The decode workers it is one of: those of one role, by its name, or those that adapters
-    share. None for a prefill worker, which serves every role."""
+    """The workers it is one of: those of one role, by its name, or those that adapters share. None
+    for a prefill worker that serves every role."""
 
     url: str
     """`http://host:port` without a trailing slash."""

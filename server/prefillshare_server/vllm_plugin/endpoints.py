@@ -102,7 +102,7 @@ class PrefillShareEndpoints:
 
     async def _get_state(self) -> dict[str, Any]:
         state: dict[str, Any] = await self._engine.engine_core.call_utility_async(STATE)
-        return {**state, "now": time.time()}
+        return {**state, "bytes_per_block": self._info["block_bytes"], "now": time.time()}
 
     async def _get_call(self, request_id: str) -> dict[str, Any]:
         account = self._calls.pop(request_id)

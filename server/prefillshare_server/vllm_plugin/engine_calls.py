@@ -29,6 +29,8 @@ def _state(engine: Any) -> dict[str, Any]:
     return {
         "num_blocks": pool.num_gpu_blocks,
         "free_blocks": pool.get_num_free_blocks(),
+        # In the prefix cache, whether or not a request uses them. Unused ones count as free, too.
+        "cached_blocks": sum(block.block_hash is not None for block in pool.blocks),
         # Requests that ended but keep their blocks: until they were read, or on a decode worker
         # until a pull that was given up is over.
         "open_leases": len(scheduler.requests) - running - waiting,
