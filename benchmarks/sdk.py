@@ -16,9 +16,9 @@ from langgraph.graph import START, MessagesState, StateGraph
 from rich.console import Console
 
 from benchmarks.accuracy import results
-from benchmarks.serving import serving
 from prefillshare_agents import CallRecord
 from prefillshare_agents.langgraph import Team
+from prefillshare_bench.processes import serving
 from prefillshare_server.config import Cluster
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -6,6 +6,7 @@ from pathlib import Path
 _ROOT = Path(__file__).parents[1]
 
 LONGEST_FIRST = (
+    "tests/bench/test_systems.py",
     "tests/engine_faults/test_kills.py",
     "tests/lora",
     "tests/worker/test_serve.py",

@@ -14,6 +14,7 @@ PACKAGES = {
     "prefillshare_prefix": ROOT,
     "prefillshare_server": ROOT / "server",
     "prefillshare_training": ROOT / "training",
+    "prefillshare_bench": ROOT / "benchmarks",
 }
 LONGEST_FILE = 400
 MODULES = [
@@ -44,7 +45,7 @@ def test_every_file_fits_in_a_head() -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["", "serve", "check", "models", "roles", "lint", "train", "eval"]
+    "command", ["", "serve", "check", "models", "roles", "lint", "train", "eval", "bench"]
 )
 def test_help_loads_neither_torch_nor_vllm(command: str) -> None:
     program = (

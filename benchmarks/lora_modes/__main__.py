@@ -16,7 +16,8 @@ from rich.table import Table
 
 from benchmarks.accuracy import results
 from benchmarks.lora_modes.load import answering, prefilled_by, run_sessions, tokens
-from benchmarks.lora_modes.systems import LABELS, SYSTEMS, Running, Setting, write_adapters
+from benchmarks.lora_modes.systems import LABELS, SYSTEMS, Running, Setting
+from prefillshare_bench import adapters
 
 SCALES = (1, 2, 4, 8)
 SESSIONS = (1, 4, 16)
@@ -53,7 +54,7 @@ def main(
     path = folder / f"{NAME}.json"
     with tempfile.TemporaryDirectory(prefix="lora-modes-") as scratch:
         work = Path(scratch)
-        setting = Setting(base, write_adapters(base, work / "adapters", names), blocks)
+        setting = Setting(base, adapters.draw(base, work / "adapters", names), blocks)
         four = Setting(base, {name: setting.adapters[name] for name in names[:roles]}, blocks)
         for name, begin in SYSTEMS.items():
             if system and name not in system:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,10 @@ from typing import Any
 
 import httpx
 
-from benchmarks.serving import START_S, family, serving, started
+from prefillshare_bench.adapters import RANK
+from prefillshare_bench.processes import START_S, family, serving, started
+from prefillshare_bench.systems import router_workers
+from prefillshare_bench.worker_state import read
 from prefillshare_server.config import Cluster
 from prefillshare_server.launch.hardware import Hardware
 from prefillshare_server.launch.ports import free_ports
@@ -21,7 +23,6 @@ from prefillshare_server.models import checkpoint, store
 
 BLOCK = 32
 """Tokens per KV block."""
-RANK = 8
 LONGEST = 8192
 """Tokens of a prompt and its answer, if the base can have so many."""
 
@@ -111,21 +112,12 @@ def _ours(name: str, changes: Callable[[Setting], Mapping[str, Any]]) -> Start:
         } | dict(changes(setting))
         file = folder / f"{name}.yaml"
         with serving(Cluster.model_validate(settings), file) as (url, pid, ready_s):
-            yield Running(url, ready_s, lambda: _blocks_in_use(pid), pid)
+            workers = router_workers(url, file.with_suffix(".log"))
+            yield Running(
+                url, ready_s, lambda: sum(each.blocks_in_use for each in read(workers)), pid
+            )
 
     return start
-
-
-def _blocks_in_use(pid: int) -> int:
-    """Over the workers of a cluster, whose ports only its own processes know."""
-    ports = set()
-    for process in family(pid):
-        command = " ".join(process.cmdline())
-        if (found := re.search(r"vllm_plugin\.worker .*--port (\d+)", command)) is not None:
-            ports.add(found[1])
-    states = [httpx.get(f"http://127.0.0.1:{p}/prefillshare/state").json() for p in ports]
-    # vLLM keeps one block of each worker for itself.
-    return sum(state["num_blocks"] - 1 - state["free_blocks"] for state in states)
 
 
 def _adapters(setting: Setting, **options: Any) -> dict[str, Any]:
@@ -165,21 +157,6 @@ LABELS = {
     "lora_pool": "prefill + one worker for all adapters",
     "worker_per_role": "prefill + a worker per role, merged",
 }
-
-
-def write_adapters(base: str, folder: Path, roles: Sequence[str]) -> dict[str, Path]:
-    """Adapters of the form of examples/specialists. Drawn weights cost what trained ones do."""
-    from transformers.utils import logging
-
-    from tests.adapters import write_adapter
-
-    logging.disable_progress_bar()
-    layers = ("q_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-    base_dir = store.resolve(base)
-    return {
-        role: write_adapter(base_dir, folder / role, seed=seed, rank=RANK, targets=layers)
-        for seed, role in enumerate(roles)
-    }
 
 
 def _metric(text: str, name: str) -> float:

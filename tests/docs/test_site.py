@@ -19,7 +19,7 @@ _LOADED = re.compile(r"<(?:script|link|img|iframe)\b[^>]*?(?:src|href)=\"(?:http
 def build(site: Path, config: Path = ROOT / "mkdocs.yml") -> subprocess.CompletedProcess[str]:
     """Build the site as `make docs` does."""
     [command] = re.findall(r"-m (mkdocs build .*)", (ROOT / "Makefile").read_text())
-    paths = [str(ROOT), str(ROOT / "server"), str(ROOT / "training")]
+    paths = [str(ROOT), *(str(ROOT / name) for name in ("server", "training", "benchmarks"))]
     return subprocess.run(
         [sys.executable, "-m", *command.split(), "-f", str(config), "--site-dir", str(site)],
         cwd=ROOT,

@@ -1,0 +1,1 @@
+"""From a folder of measured points to the tables, plots and JSON files of the evaluation."""
