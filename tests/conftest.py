@@ -96,7 +96,7 @@ def _listening() -> dict[str, int]:
 
 
 def _of_others() -> set[str]:
-    """Shared memory that a program outside this test run has mapped."""
+    """Shared memory that a program outside this test run has mapped, or has in its name."""
     me = psutil.Process()
     family = {process.pid for process in [me, *me.children(recursive=True)]}
     inodes: set[int] = set()
@@ -107,7 +107,8 @@ def _of_others() -> set[str]:
     found = set()
     for path in SHARED_MEMORY.iterdir():
         with suppress(FileNotFoundError):
-            if path.stat().st_ino in inodes:
+            named = re.match(r"sem\.loky-(\d+)-", path.name)
+            if path.stat().st_ino in inodes or (named and int(named[1]) not in family):
                 found.add(f"shared memory {path.name}")
     return found
 

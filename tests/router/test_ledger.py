@@ -122,12 +122,19 @@ def test_what_was_cached_before_the_session_read_it_is_nobodys_work_here() -> No
     assert first_read(ledger, "abcdXY", "gamma", cached=4) == 2
 
 
-def first_read(ledger: Ledger, text: str, role: str, cached: int) -> int:
+def test_what_stood_behind_a_context_and_now_begins_its_next_message_was_read_too() -> None:
+    ledger = Ledger()
+    first_read(ledger, "abcd", "alpha", cached=0)
+    # The opening of an answer came behind it, of which the cache has the whole block "abcdef".
+    assert first_read(ledger, "abcdefgh", "beta", cached=6, shared=6) == 8
+
+
+def first_read(ledger: Ledger, text: str, role: str, cached: int, shared: int | None = None) -> int:
     before, match = ledger.read(role, ids_of(text)), ledger.match(text, anywhere)
     rest = text[match.chars :]
     end = ledger.keep_context(match.end, rest, ids_of(rest), role)
     assert end is not None
-    return ledger.first_read(end, before, cached)
+    return ledger.first_read(end, before, cached, before.shared if shared is None else shared)
 
 
 def test_contexts_given_as_ids_count_as_seen_and_match_no_text() -> None:

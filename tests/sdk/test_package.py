@@ -81,5 +81,5 @@ def test_every_package_of_the_wheel_is_marked_as_typed(tmp_path: Path) -> None:
     files = set(zipfile.ZipFile(wheel).namelist())
     packages = {name.partition("/")[0] for name in files if name.count("/") == 1}
     packages = {name for name in packages if f"{name}/__init__.py" in files}
-    assert len(packages) == 4
+    assert len(packages) == 5
     assert {f"{name}/py.typed" for name in packages} <= files

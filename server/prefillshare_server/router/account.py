@@ -251,7 +251,8 @@ def _per_model(session: Session, new: _New, cached: int) -> int:
         return max(new.tail - found, 0)
     # Another role may have brought the same tail, and found it.
     found = end.tail_found = max(found, min(end.tail_found, cached - length))
-    return session.ledger.first_read(end, new.before, cached) + max(new.tail - found, 0)
+    computed = session.ledger.first_read(end, new.before, cached, new.shared)
+    return computed + max(new.tail - found, 0)
 
 
 def _sum(counts: Iterable[int | None]) -> int | None:

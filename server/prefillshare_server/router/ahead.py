@@ -271,7 +271,8 @@ class Ahead:
         session.totals.computed_tokens += computed.computed_tokens
         session.ledger.mark_cached(end, cache(computed.worker.id, salt))
         if end is not None and not end.roles:
-            session.ledger.first_read(end, before, computed.cached_tokens)
+            shared = session.shared_tokens(before, prompt.ids)
+            session.ledger.first_read(end, before, computed.cached_tokens, shared)
         return computed
 
 

@@ -172,13 +172,15 @@ class Ledger:
         """How many leading ones of `ids` the base computed before, there."""
         return max((n for p, n in self._common(ids).items() if where in p.caches), default=0)
 
-    def first_read(self, end: Piece, before: Read, cached: int) -> int:
+    def first_read(self, end: Piece, before: Read, cached: int, shared: int) -> int:
         """Note of how much of a kept context the KV was there before this session read any of it.
 
-        `before` is what had been read then, `cached` how many leading tokens were found. Returns
-        how many of its tokens are new to the role and were computed by this session.
+        `before` is what had been read of it then, and `shared` how many leading tokens with what
+        had stood behind it; `cached` how many were found. Returns how many of its tokens are new to
+        the role and were computed by this session.
         """
-        found = before.found + b"\1" * (min(cached, end.tokens) - before.shared)
+        found = before.found.ljust(shared, b"\0")
+        found += b"\1" * (min(cached, end.tokens) - shared)
         found = found.ljust(end.tokens, b"\0")
         path = end.path()
         for piece in path:
