@@ -54,6 +54,7 @@ class Block:
         self.number = next(_numbers)
         self.is_over = False
         self.was_used = False
+        self.was_told = False
         self.tag: Any = None
         """What the LangGraph integration marks the runs with that begin here."""
         if generator is not None:

@@ -85,6 +85,15 @@ def leave_block(session: Session | AsyncSession) -> None:
     _left.set(block if block is not None and not block.was_used else None)
 
 
+def left_block() -> Block | None:
+    """Return the block that ended last here, if nothing was called in it or of it yet.
+
+    A graph's stream runs when it is read: one that is read now was made in there.
+    """
+    block = _left.get()
+    return block if block is not None and not block.was_used else None
+
+
 def enter(session: Session | AsyncSession | None, generator: FrameType | None = None) -> None:
     around = current_block()
     entered = (block for block in _entered.get() if not block.is_over)
@@ -106,18 +115,18 @@ def leave(session: Session | AsyncSession | None) -> Block | None:
 
 
 def warn_if_left() -> None:
-    """Warn if the last block that ended here had no call: one that was meant for it is here."""
+    """Warn if a call here may be meant for the last block, which had none when it ended."""
     block = _left.get()
     if block is None or block.session is None:
         return
     _left.set(None)
-    if block.was_used:
+    if block.was_told:
         return
-    block.was_used = True  # Told; copies of this context know it too.
+    block.was_told = True  # Copies of this context know it too.
     warnings.warn(
         f"a call of a graph or chain has no session, and the block of {block.session.id!r} ended "
-        "without any. A stream runs when it is read: read it inside the block, or make it with "
-        "bind(graph, session).stream(...)",
+        "before the stream made in it was read. Of several streams only the first one keeps the "
+        "session: read them inside the block, or make them with bind(graph, session).stream(...)",
         SessionLostWarning,
         stacklevel=2,
     )

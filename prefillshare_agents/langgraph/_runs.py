@@ -1,5 +1,8 @@
 """Runs of graphs and chains keep the session of the block that they began in.
 
+A stream begins when it is first read. One that is read behind the block it was made in is taken to
+be that block's, if nothing was called inside.
+
 Their nodes run in threads and tasks that are started while the stream is read, in whatever context
 its reader has then. So a run is marked at its beginning, by a callback handler that does nothing:
 LangChain hands it down to all that runs inside.
@@ -30,6 +33,8 @@ class _Hook:
 
     def get(self) -> _InBlock | None:
         block = _context.current_block()
+        if block is None and var_child_runnable_config.get() is None:
+            block = _context.left_block()
         if block is None or block.session is None:
             return None
         if block.tag is None:

@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextvars import copy_context
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -153,8 +154,8 @@ def test_a_chains_stream_begun_in_the_block_keeps_the_session(
     def parts(session: str) -> Iterator[Any]:
         with team.session(session):
             yield "begun"
-            chain: Any = RunnablePassthrough() | team.model("critic")
-            yield from chain.stream("hello")
+            steps: Any = RunnablePassthrough() | team.model("critic")
+            yield from steps.stream("hello")
 
     for _ in zip(parts("a"), parts("b"), strict=True):
         pass
@@ -170,19 +171,63 @@ RUNS: dict[str, Callable[[Team], Any]] = {
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize("what", RUNS)
-async def test_a_stream_that_lost_its_block_is_told_once(
+async def test_a_stream_made_in_a_block_and_read_behind_it_keeps_the_session(
     what: str, asynchronous: bool, team: Team, server: FakeServer
 ) -> None:
     run = RUNS[what](team)
     with team.session("s1"):
         parts = run.astream(TASK) if asynchronous else run.stream(TASK)
-    with pytest.warns(SessionLostWarning, match=r"'s1' ended without.*bind\(graph") as told:
-        assert [part async for part in parts] if asynchronous else list(parts)
-    await run.ainvoke(TASK)
+    assert [part async for part in parts] if asynchronous else list(parts)
     await team.aclose()
 
+    assert {str(sessions) for sessions in named(server)} == {"['s1']"}
+
+
+ALL_MODES = ["values", "updates", "messages", "debug", "tasks", "custom"]
+
+
+@pytest.mark.parametrize("mode", ALL_MODES)
+def test_it_does_so_in_every_mode(mode: str, team: Team, server: FakeServer) -> None:
+    with team.session("s1"):
+        parts = graph(team).stream(TASK, stream_mode=mode)
+    list(parts)
+
+    assert named(server) == [["s1"], ["s1"]]
+
+
+def test_a_thread_does_not_take_the_place_of_the_block(team: Team, server: FakeServer) -> None:
+    with team.session("s1"):
+        parts = graph(team).stream(TASK, {"configurable": {"thread_id": "t"}})
+    list(parts)
+
+    assert named(server) == [["s1"], ["s1"]]
+
+
+@pytest.mark.parametrize("what", RUNS)
+def test_of_several_streams_behind_a_block_the_others_are_told_once(
+    what: str, team: Team, server: FakeServer
+) -> None:
+    run = RUNS[what](team)
+    with team.session("s1"):
+        first, *others = [run.stream(TASK) for _ in range(3)]
+    list(first)
+    sent = len(server.chats)
+    with pytest.warns(SessionLostWarning, match=r"'s1' ended before.*bind\(graph") as told:
+        list(chain.from_iterable(others))
+
     assert len(told) == 1
-    assert {str(sessions) for sessions in named(server)} == {"[]"}
+    assert [str(each) for each in named(server)] == ["['s1']"] * sent + ["[]"] * 2 * sent
+
+
+def test_a_block_that_had_a_call_is_over_for_what_comes_behind_it(
+    team: Team, server: FakeServer
+) -> None:
+    app = graph(team)
+    with team.session("s1"):
+        app.invoke(TASK)
+    app.invoke(TASK)
+
+    assert named(server) == [["s1"], ["s1"], [], []]
 
 
 def test_a_run_without_a_session_after_a_block_with_one_is_no_news(team: Team) -> None:
