@@ -6,11 +6,12 @@ VENV ?= .venv
 PROCESSES ?= 2
 PYTEST_ARGS ?=
 ACCURACY_ARGS ?=
+EVALUATION_ARGS ?=
 BIN := $(VENV)/bin
 OLDEST := .venv-oldest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast test-oldest results soak accuracy specialists docs docs-serve \
+.PHONY: help setup demo test test-fast test-oldest results soak evaluation accuracy specialists docs docs-serve \
         lint format lock clean
 
 help: ## Show this help
@@ -38,6 +39,11 @@ results: setup ## Measure exactness and faults again and write docs/results/
 
 soak: setup ## Kill a worker every 20 s for half an hour under load; writes docs/results/soak.json
 	@$(BIN)/python -m benchmarks.soak --minutes 30 --kill-every 20
+
+evaluation: setup ## Run the paper's evaluation into results/ and docs/results/; hours, and can go on
+	@$(BIN)/prefillshare bench run react reflexion low_overlap swarm concurrency input_length \
+		roles_scaling memory long_output $(EVALUATION_ARGS)
+	@$(BIN)/prefillshare bench report results --docs docs/results
 
 accuracy: setup ## Train and evaluate what docs/training.md shows; hours on two cores, and can go on
 	@$(BIN)/python -m benchmarks.accuracy.sharing_ratio --seeds 3

@@ -52,6 +52,10 @@ class WorkerCounts(Protocol):
     def hit_tokens(self) -> int: ...
     @property
     def preemptions(self) -> int: ...
+    @property
+    def handoffs(self) -> int: ...
+    @property
+    def handoff_seconds(self) -> float: ...
 
 
 def figures(
@@ -98,7 +102,7 @@ def figures(
         "load_ratio": load_ratio(list(per_worker.values())),
         "recompute_amplification": _amplification(prefilled, replay, workload, block_size),
         "handoff_bytes": _sum(call.handoff_bytes for call in done),
-        "handoff_ms": _mean([1000 * call.handoff_s for call in done if call.handoff_s is not None]),
+        "handoff_ms": _handoff_ms(before, after),
         "kv_bytes_peak": kv_bytes_peak,
         "preemptions": sum(
             _change(was.preemptions if was else 0, now.preemptions)
@@ -125,6 +129,14 @@ def prefilled_per_worker(
         for was, now in _pairs(before, after)
         if now.phase != "decode"
     }
+
+
+def _handoff_ms(before: Sequence[WorkerCounts], after: Sequence[WorkerCounts]) -> float | None:
+    """Mean time of a transfer between workers, which their own counters tell."""
+    pairs = _pairs(before, after)
+    count = sum(now.handoffs - (was.handoffs if was else 0) for was, now in pairs)
+    took = sum(now.handoff_seconds - (was.handoff_seconds if was else 0) for was, now in pairs)
+    return round(1000 * took / count, _DIGITS) if count else None
 
 
 def load_ratio(prefilled: Sequence[int]) -> float | None:

@@ -31,7 +31,6 @@ class CallRecord:
     computed_tokens: int | None
     generated: int
     handoff_bytes: int | None
-    handoff_s: float | None
     prefill_worker: str | None
     decode_worker: str | None
     status: int

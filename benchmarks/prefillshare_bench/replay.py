@@ -202,7 +202,6 @@ class _Run:
             computed_tokens=computed,
             generated=stream.tokens,
             handoff_bytes=report.get("handoff_bytes"),
-            handoff_s=report.get("handoff_s"),
             prefill_worker=attempt.worker("prefill"),
             decode_worker=attempt.worker("decode"),
             status=attempt.status,

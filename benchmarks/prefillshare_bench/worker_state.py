@@ -26,6 +26,7 @@ _HTTP_S = 30.0
 _QUERIES = "vllm:prefix_cache_queries_total"
 _HITS = "vllm:prefix_cache_hits_total"
 _PREEMPTIONS = "vllm:num_preemptions_total"
+_HANDOFFS = "vllm:nixl_xfer_time_seconds"
 _USAGE = "vllm:kv_cache_usage_perc"
 _BLOCKS = re.compile(r'^vllm:cache_config_info\{.*\bnum_gpu_blocks="(\d+)"', re.MULTILINE)
 
@@ -61,6 +62,10 @@ class WorkerState:
     preemptions its figures are too good.
     """
     preemptions: int
+    handoffs: int
+    """Transfers of KV blocks to it."""
+    handoff_seconds: float
+    """What they took, from their post to their completion."""
     blocks: int
     """KV blocks that requests can have: vLLM keeps one more for itself."""
     blocks_in_use: int
@@ -216,6 +221,8 @@ def _state(worker: Worker, http: httpx.Client) -> WorkerState:
         query_tokens=round(_metric(text, _QUERIES)),
         hit_tokens=round(_metric(text, _HITS)),
         preemptions=preemptions,
+        handoffs=round(_metric(text, f"{_HANDOFFS}_count")),
+        handoff_seconds=_metric(text, f"{_HANDOFFS}_sum"),
         blocks=total,
         blocks_in_use=in_use,
         cached_blocks=cached,

@@ -29,6 +29,8 @@ class State:
     query_tokens: int = 0
     hit_tokens: int = 0
     preemptions: int = 0
+    handoffs: int = 0
+    handoff_seconds: float = 0
 
 
 CALLS = (Call(role="a", new=100, tail=0, answer=5), Call(role="b", new=95, tail=0, answer=5))
@@ -56,7 +58,6 @@ def record(session: str, index: int, arrived: float, ttft: float, step: float) -
         computed_tokens=100,
         generated=5,
         handoff_bytes=1000,
-        handoff_s=0.5 * (index + 1),
         prefill_worker="p0",
         decode_worker="d0",
         status=200,
@@ -71,13 +72,16 @@ DONE = [
 ]
 REFUSED = replace(
     DONE[0], session="s2", arrived_s=2.0, first_s=None, last_s=2.5, itl_ms=[], prompt_tokens=None,
-    generated=0, handoff_bytes=None, handoff_s=None, status=429, error="queue_full",
+    generated=0, handoff_bytes=None, status=429, error="queue_full",
 )  # fmt: skip
-BEFORE = [State("p0", query_tokens=1000, hit_tokens=900, preemptions=1), State("d0", "decode")]
+BEFORE = [
+    State("p0", query_tokens=1000, hit_tokens=900, preemptions=1),
+    State("d0", "decode", handoffs=3, handoff_seconds=9),
+]
 AFTER = [
     State("p0", query_tokens=1500, hit_tokens=1100, preemptions=1),
     State("p1", query_tokens=110, hit_tokens=10),
-    State("d0", "decode", query_tokens=700, hit_tokens=600, preemptions=3),
+    State("d0", "decode", 700, 600, preemptions=3, handoffs=7, handoff_seconds=12),
 ]
 EXPECTED = {
     "mean_s": 4.0,

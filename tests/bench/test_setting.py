@@ -133,7 +133,7 @@ def test_where_workers_listen_is_read_out_of_the_servers_log(tmp_path: Path) -> 
 
 
 def state(query_tokens: int) -> WorkerState:
-    return WorkerState("prefill-0", "prefill", None, query_tokens, 0, 0, 39, 0, 0, 64)
+    return WorkerState("prefill-0", "prefill", None, query_tokens, 0, 0, 0, 0.0, 39, 0, 0, 64)
 
 
 def test_counters_are_read_again_until_they_stand_still(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -118,7 +118,7 @@ def run(setting: Setting, tmp_path_factory: pytest.TempPathFactory) -> Runs:
                     )
                 )
                 after = running.workers()
-                with Sampler(running.places, (), interval_s=0.01) as working:
+                with Sampler(running.places, (), interval_s=0.1) as working:
                     asyncio.run(replay(LONG, running.urls, limit=1, router=running.has_router))
                 rest = running.workers()
                 with running.sampler() as resting:
@@ -236,3 +236,10 @@ def test_kv_in_use_is_seen_while_calls_run(run: Runs, name: str) -> None:
     peaks = run(name).at_work
     assert peaks.blocks_in_use > 0
     assert peaks.kv_bytes % peaks.blocks_in_use == 0
+
+
+@pytest.mark.parametrize("name", ROUTER_SYSTEMS)
+def test_decode_workers_tell_how_long_handoffs_took(run: Runs, name: str) -> None:
+    decode = [worker for worker in run(name).after if worker.phase == "decode"]
+    assert min(worker.handoffs for worker in decode) > 0
+    assert min(worker.handoff_seconds for worker in decode) > 0
