@@ -134,6 +134,22 @@ async def ask_and_kill(
                 kill(answer.decode_worker)
 
 
+async def interrupted(
+    served: Served, kill: Kill, body: Mapping[str, Any], after: int, undisturbed: Answer
+) -> Answer:
+    """An answer like `undisturbed`, whose worker was killed while it had more to write.
+
+    On a busy machine all of it may be on its way by the time that `after` tokens have come.
+    """
+    for _ in range(5):
+        answer = Answer()
+        await ask_and_kill(served, kill, body, after, answer)
+        assert_same(answer, undisturbed)
+        if answer.report["resumed"]:
+            return answer
+    raise AssertionError("five answers were complete before their worker could be killed")
+
+
 def assert_same(answer: Answer, undisturbed: Answer) -> None:
     assert answer.prompt_ids == undisturbed.prompt_ids
     assert answer.token_ids == undisturbed.token_ids
@@ -174,9 +190,7 @@ async def test_a_stream_goes_on_when_its_decode_worker_is_killed(
 ) -> None:
     body = {**WRITING, **STREAMS[kind]}
     undisturbed = await ask(served, {**body, "stream": True})
-    answer = Answer()
-    await ask_and_kill(served, kill, body, 37, answer)
-    assert_same(answer, undisturbed)
+    answer = await interrupted(served, kill, body, 37, undisturbed)
     assert (answer.report["resumed"], undisturbed.report["resumed"]) == (1, 0)
     assert answer.report["decode_worker"] != answer.decode_worker
     if kind == "text":
@@ -266,9 +280,7 @@ async def test_a_prefill_worker_killed_between_prefill_and_pull(
 async def test_a_stream_waits_for_its_only_replica(served: Served, kill: Kill) -> None:
     body = {**WRITING, "model": "solo"}
     undisturbed = await ask(served, {**body, "stream": True})
-    answer = Answer()
-    await ask_and_kill(served, kill, body, 50, answer)
-    assert_same(answer, undisturbed)
+    answer = await interrupted(served, kill, body, 50, undisturbed)
     assert answer.report["resumed"] == 1
 
 
