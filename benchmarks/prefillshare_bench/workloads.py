@@ -55,7 +55,7 @@ LONG = (Turn(64, 64, 512),) * 4
 SUPERVISED_PROMPT = 8145
 """Mean over all prompts (A.2)."""
 SUPERVISED = Turn(870, 14, 200)
-"""A step of TraceLab: what a subagent reports, and what is written."""
+"""A step of TraceLab: what a specialist reports, and what is written."""
 
 SEQUENTIAL = Turn(0, 16, 128)
 """Each agent reads what the ones before it wrote, and nothing else."""
@@ -114,11 +114,11 @@ def supervisor(
     """Supervisor (A.2): main, A, main, B, main, C, main; `rounds` times.
 
     Every role has a history of its own; only the head is common, 0.4% of a prompt at scale 1.
-    Raises ValueError if there is no subagent.
+    Raises ValueError if there is no specialist.
     """
     if roles < 2:
-        raise ValueError(f"roles is {roles}; a supervisor needs itself and one subagent or more")
-    about = "supervisor: a main agent calls subagents, each over a history of its own"
+        raise ValueError(f"roles is {roles}; a supervisor needs itself and one specialist or more")
+    about = "supervisor: a main agent calls specialists, each over a history of its own"
     names = ("main", *(f"sub{number}" for number in range(1, roles)))
     step = SUPERVISED
     order = [name for sub in names[1:] for name in ("main", sub)] * rounds + ["main"]

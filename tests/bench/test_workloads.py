@@ -105,7 +105,7 @@ def test_a_swarms_sessions_take_ways_of_their_own() -> None:
     assert len({tuple(call.role for call in session.calls) for session in made.sessions}) == 5
 
 
-def test_a_supervisor_is_called_around_each_subagent() -> None:
+def test_a_supervisor_is_called_around_each_specialist() -> None:
     [session] = workloads.supervisor(sessions=1).sessions
     order = ["main", "sub1", "main", "sub2", "main", "sub3", "main"]
     assert [call.role for call in session.calls] == order
