@@ -41,8 +41,8 @@ soak: setup ## Kill a worker every 20 s for half an hour under load; writes docs
 	@$(BIN)/python -m benchmarks.soak --minutes 30 --kill-every 20
 
 evaluation: setup ## Run the paper's evaluation into results/ and docs/results/; hours, and can go on
-	@$(BIN)/prefillshare bench run react reflexion low_overlap swarm concurrency input_length \
-		roles_scaling memory long_output $(EVALUATION_ARGS)
+	@$(BIN)/prefillshare bench run react roles_scaling memory input_length low_overlap concurrency \
+		swarm reflexion long_output $(EVALUATION_ARGS)
 	@$(BIN)/prefillshare bench report results --docs docs/results
 
 accuracy: setup ## Train and evaluate what docs/training.md shows; hours on two cores, and can go on

@@ -172,10 +172,11 @@ class Sampler:
     def _run(self) -> None:
         # All at once, for a busy worker answers late and the sum is about one moment.
         with httpx.Client(timeout=_HTTP_S) as http, ThreadPoolExecutor(len(self._workers)) as pool:
-            while True:
+            over = False
+            while not over:
+                # Once more at the end: what the caches hold is seen, however short the work was.
+                over = self._over.wait(self._interval_s)
                 self._take(list(pool.map(partial(_held, http=http), self._workers)))
-                if self._over.wait(self._interval_s):
-                    return
 
     def _take(self, sample: Sequence[tuple[int, int | None] | None]) -> None:
         in_use = held = 0

@@ -227,7 +227,10 @@ def test_a_file_of_sessions_is_measured_once_and_reported(home: Path, tmp_path: 
     )
     assert once is not None
     assert found["figures"]["prefilled_tokens"] == once - 32
-    assert found["figures"]["kv_bytes_peak"] > 0
+    # What so small a workload has in use may be over before it is seen; what it leaves is not.
+    assert min(worker["cached_blocks"] for worker in found["workers"]["after"]) > 0
+    assert found["peaks"]["cached_blocks"] > 0
+    assert found["figures"]["kv_bytes_peak"] == found["peaks"]["kv_bytes"]
     assert "agent1" in found["cluster_file"]
 
     page = out / "report.html"
