@@ -107,6 +107,17 @@ def run(
             show_default=False,
         ),
     ] = None,
+    closed_loop: Annotated[
+        list[int] | None,
+        typer.Option(
+            "--closed-loop",
+            metavar="N",
+            min=1,
+            help="N sessions at once, the next one when one has ended, instead of arrivals at "
+            "random times; may be repeated.",
+            show_default=False,
+        ),
+    ] = None,
     sessions: Annotated[
         int | None,
         typer.Option(
@@ -154,6 +165,7 @@ def run(
     from dataclasses import replace
 
     from prefillshare_bench import runs
+    from prefillshare_bench.experiments import Load
     from prefillshare_bench.systems import SYSTEMS
 
     _one_of("--system", systems or (), SYSTEMS)
@@ -166,7 +178,18 @@ def run(
         limits=tuple(cap for cap in caps or () if cap) or chosen.limits,
         blocks=blocks or chosen.blocks,
     )
+    if closed_loop and (rates or caps):
+        other = "--rate" if rates else "--max-sessions"
+        raise ConfigError(
+            Problem("--closed-loop", f"does not go with {other}", "give one or the other")
+        )
     experiments = {Path(name).stem: _experiment(name) for name in names}
+    if closed_loop:
+        loads = tuple(Load(limit=number) for number in dict.fromkeys(closed_loop))
+        experiments = {
+            title: replace(experiment, loads=lambda _: loads)
+            for title, experiment in experiments.items()
+        }
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     failed = False
     with runs.scratch_folder() as name:
@@ -273,6 +296,15 @@ def import_log(
     answer: Annotated[
         int, typer.Option("--answer", min=1, help="Tokens of answers of which the log says none.")
     ] = 128,
+    longest_answer: Annotated[
+        int | None,
+        typer.Option(
+            "--longest-answer",
+            min=1,
+            help="Cut longer answers to so many tokens, for a small machine.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Turn logged OpenAI requests into a workload.
 
@@ -284,7 +316,13 @@ def import_log(
     """
     from prefillshare_bench import imports, traces
 
-    workload = imports.recorded(logs, name=out.stem, session_key=session_key, answer=answer)
+    workload = imports.recorded(
+        logs,
+        name=out.stem,
+        session_key=session_key,
+        answer=answer,
+        longest_answer=longest_answer,
+    )
     _told(workload, out, traces.write)
 
 

@@ -14,7 +14,7 @@ Here `session_p95_s` is a session's and `p95_s` a call's.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from prefillshare_bench.records import REFUSED, Replay
 from prefillshare_bench.traces import Workload
 
 Figures = dict[str, Any]
+Count = TypeVar("Count", int, float)
 
 LOWER_IS_BETTER = (
     *("p50_s", "p95_s", "p99_s", "mean_s"),
@@ -82,7 +83,7 @@ def figures(
         if len(calls) == expected[session] and all(call.ok for call in calls)
     ]
     ttft = [1000 * call.ttft_s for call in done if call.ttft_s is not None]
-    rejected = sum(calls[0].status in REFUSED for calls in by_session.values())
+    rejected = sum(calls[0].status == REFUSED for calls in by_session.values())
     per_worker = prefilled_per_worker(before, after)
     prefilled = sum(per_worker.values()) if per_worker else None
     return {
@@ -134,14 +135,19 @@ def prefilled_per_worker(
 def _handoff_ms(before: Sequence[WorkerCounts], after: Sequence[WorkerCounts]) -> float | None:
     """Mean time of a transfer between workers, which their own counters tell."""
     pairs = _pairs(before, after)
-    count = sum(now.handoffs - (was.handoffs if was else 0) for was, now in pairs)
-    took = sum(now.handoff_seconds - (was.handoff_seconds if was else 0) for was, now in pairs)
+    count = sum(_change(was.handoffs if was else 0, now.handoffs) for was, now in pairs)
+    took = sum(
+        _change(was.handoff_seconds if was else 0, now.handoff_seconds) for was, now in pairs
+    )
     return round(1000 * took / count, _DIGITS) if count else None
 
 
 def load_ratio(prefilled: Sequence[int]) -> float | None:
-    """The most that a worker computed through the least; None if one computed nothing."""
-    if not prefilled or min(prefilled) <= 0:
+    """The most that a worker computed through the least.
+
+    None if one computed nothing, or is the only one.
+    """
+    if len(prefilled) < 2 or min(prefilled) <= 0:
         return None
     return round(max(prefilled) / min(prefilled), _DIGITS)
 
@@ -180,20 +186,23 @@ def _ratio(above: float | None, below: float | None) -> float | None:
 def _amplification(
     prefilled: int | None, replay: Replay, workload: Workload, block_size: int
 ) -> float | None:
-    """Computed tokens through those of the same calls if each history's prefix came once."""
+    """Computed tokens through those of the same calls if each history's prefix came once.
+
+    The head that all sessions have in common is needed once, so that 1 is the least.
+    """
     if prefilled is None:
         return None
     made: dict[str, int] = {}
     for call in replay.calls:
         made[call.session] = made.get(call.session, 0) + call.ok
+    head = workload.head // block_size * block_size
     once = 0
     for session in workload.sessions:
-        tokens = session.prefill_tokens(
-            workload.head, calls=made.get(session.id, 0), block_size=block_size
-        )
+        tokens = session.prefill_tokens(workload.head, block_size=block_size)
         if tokens is None:
             return None
-        once += tokens
+        if ran := made.get(session.id, 0):
+            once += sum(tokens[:ran]) - (head if once else 0)
     return round(prefilled / once, _DIGITS) if once else None
 
 
@@ -211,7 +220,7 @@ def _pairs(
     return [(known.get(state.id), state) for state in after]
 
 
-def _change(was: int, now: int) -> int:
+def _change(was: Count, now: Count) -> Count:
     """Of a counter, which begins at 0 again when its worker does."""
     return now - was if now >= was else now
 

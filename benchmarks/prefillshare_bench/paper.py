@@ -86,6 +86,7 @@ WORKER_LOAD: Final[Mapping[str, Any]] = {
         },
         "prefilled_tokens": 5_202_428,
         "load_ratio": 42.2,
+        "recompute_amplification_by_role": {"main": 7.55},
     },
     "prefillshare": {
         "prefilled_per_worker": {"1": 391_369, "2": 550_692, "3": 265_681, "4": 390_771},
@@ -93,7 +94,6 @@ WORKER_LOAD: Final[Mapping[str, Any]] = {
         "load_ratio": 2.07,
         "recompute_amplification": 1.06,
     },
-    "recompute_amplification_of_the_main_agents_worker": 7.55,
 }
 
 SWARM: Final[Mapping[str, Any]] = {

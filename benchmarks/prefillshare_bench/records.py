@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-REFUSED = (429, 503)
+REFUSED = 429
 """What a server says that takes no more sessions."""
 
 
@@ -37,7 +37,7 @@ class CallRecord:
     """Of HTTP; 0 if nothing was answered."""
     error: str | None = None
     ids: Sequence[int] | None = None
-    """What was generated, where a run keeps it."""
+    """What was generated, if the server tells."""
 
     @property
     def ok(self) -> bool:

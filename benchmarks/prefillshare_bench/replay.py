@@ -45,11 +45,9 @@ async def replay(
     limit: int | None = None,
     router: bool = False,
     next_role: bool = False,
-    keep_ids: bool = False,
     on_call: Callable[[CallRecord], None] | None = None,
     call_s: float = CALL_S,
     silence_s: float = SILENCE_S,
-    run_s: float | None = None,
 ) -> Replay:
     """Run every session once, each call after the one before it.
 
@@ -60,8 +58,7 @@ async def replay(
     `urls` are of the servers that serve a role; a session keeps to one of them. With `router` its
     sessions are ended there; `next_role` tells it who is called next. A call that fails, or says
     nothing for `silence_s`, or takes `call_s`, ends its session and is recorded: nothing is
-    repeated. After `run_s` calls under way fail and no session begins. Raises ValueError for a
-    workload that these servers cannot be sent.
+    repeated. Raises ValueError for a workload that these servers cannot be sent.
     """
     if rate is None and limit is None:
         raise ValueError("neither rate nor limit is given; set one of them")
@@ -83,9 +80,7 @@ async def replay(
             gate=asyncio.Semaphore(limit) if limit is not None else nullcontext(),
             router=router,
             next_role=next_role,
-            keep_ids=keep_ids,
             on_call=on_call,
-            run_s=run_s,
         )
         async with asyncio.TaskGroup() as group:
             for number, session in enumerate(workload.sessions):
@@ -102,9 +97,7 @@ class _Run:
     gate: AbstractAsyncContextManager[Any]
     router: bool
     next_role: bool
-    keep_ids: bool
     on_call: Callable[[CallRecord], None] | None
-    run_s: float | None
     calls: list[CallRecord] = field(default_factory=list)
     began: float = field(default_factory=time.perf_counter)
 
@@ -115,12 +108,8 @@ class _Run:
         arrived = None
         if self.rate is not None:
             arrived = (session.arrival - self.workload.sessions[0].arrival) / self.rate
-            if self._over(arrived):
-                return
             await asyncio.sleep(arrived - self.now())
         async with self.gate:
-            if self._over(self.now()):
-                return
             ended = False
             try:
                 ended = await self._calls(
@@ -129,9 +118,6 @@ class _Run:
             finally:
                 if self.router and not ended:
                     await self._end(number, session)
-
-    def _over(self, now: float) -> bool:
-        return self.run_s is not None and now > self.run_s
 
     async def _calls(self, number: int, session: Session, arrived: float) -> bool:
         """Whether all went well; then the router has ended the session with its last call."""
@@ -156,22 +142,15 @@ class _Run:
         path, body = _request(call, index, context)
         attempt.sent = self.now()
         try:
-            async with (
-                asyncio.timeout(None if self.run_s is None else self.run_s - attempt.sent),
-                self.http.post(
-                    attempt.url + path, json=body, headers=self._headers(session, index)
-                ) as response,
-            ):
+            async with self.http.post(
+                attempt.url + path, json=body, headers=self._headers(session, index)
+            ) as response:
                 attempt.status = response.status
                 attempt.headers = response.headers
                 await attempt.stream.take(response)
             attempt.error = _incomplete(attempt.stream, call)
         except TimeoutError as reason:
-            attempt.error = (
-                f"timeout: {reason}"
-                if str(reason)
-                else "timeout: the call or the run took too long"
-            )
+            attempt.error = f"timeout: {str(reason) or 'the call took too long'}"
         except (CallFailed, aiohttp.ClientError, OSError) as reason:
             attempt.error = str(reason) or type(reason).__name__
         return attempt
@@ -206,7 +185,7 @@ class _Run:
             decode_worker=attempt.worker("decode"),
             status=attempt.status,
             error=attempt.error,
-            ids=tuple(stream.ids) if self.keep_ids else None,
+            ids=tuple(stream.ids) or None,
         )
 
     def _headers(self, session: Session, index: int) -> dict[str, str]:

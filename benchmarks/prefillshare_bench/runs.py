@@ -16,6 +16,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import httpx
+
 from prefillshare_bench import adapters, machine, systems, traces
 from prefillshare_bench.experiments import BLOCK, Experiment, Load, Size
 from prefillshare_bench.measures import figures
@@ -162,17 +164,18 @@ def measure(
 ) -> None:
     """Start the plan's system and write a file for each of its points.
 
-    Raises what `systems.start` raises, RuntimeError when no call of a warm-up or a point succeeds,
-    TimeoutError when the workers do not come to rest, and httpx.HTTPError when one is gone.
+    Raises what `systems.start` raises, and RuntimeError when no call of a warm-up or a point
+    succeeds, a worker is gone, or one does not come to rest. The point is written all the same: it
+    tells which load the system did not survive.
     """
     with systems.start(plan.system, plan.setting, scratch / plan.system) as running:
         _warm_up(running, plan.setting)
         for point in plan.points:
             result = _measured(running, point, plan.setting, on_point(point))
-            if failures := _failures(result):
-                on_failures(point, failures)
             traces.write(point.workload, folder / point.workload_file)
             _write(result, folder / point.file)
+            if failures := _failures(result):
+                on_failures(point, failures)
 
 
 def command() -> str:
@@ -209,7 +212,9 @@ def _seed(*what: object) -> int:
 
 
 def _failures(result: Mapping[str, Any]) -> str:
-    """What is to be told of calls that failed. Raises RuntimeError if all did."""
+    """What is to be told of calls that failed. Raises RuntimeError if the system is no more."""
+    if result["lost"]:
+        raise RuntimeError(f"after {len(result['calls'])} calls: {result['lost']}")
     failed = [call for call in result["calls"] if call["error"] or call["status"] != 200]
     if not failed:
         return ""
@@ -237,7 +242,13 @@ def _measured(
                 on_call=on_call,
             )
         )
-    after, peaks = running.workers(), sampler.peaks()
+    lost = None
+    try:
+        after = running.workers()
+    except (httpx.HTTPError, TimeoutError) as reason:
+        # What calls saw of it is kept; what was computed by whom is not known any more.
+        before, after, lost = [], [], str(reason) or type(reason).__name__
+    peaks = sampler.peaks()
     found = figures(
         done,
         before,
@@ -260,6 +271,8 @@ def _measured(
         "about": {**machine.facts(), "command": command(), "started_at": started_at},
         "ready_s": round(running.ready_s, 2),
         "wall_s": round(done.wall_s, 3),
+        "lost": lost,
+        "memory_bytes": running.memory_bytes(),
         "workers": {
             "before": [asdict(worker) for worker in before],
             "after": [asdict(worker) for worker in after],

@@ -102,7 +102,14 @@ class Running:
 
     def memory_bytes(self) -> int:
         """Memory of all its processes now; what several share counts once (PSS)."""
-        return sum(process.memory_full_info().pss for process in self._processes())
+        return sum(map(_pss, self._processes()))
 
     def _processes(self) -> Sequence[psutil.Process]:
         return [process for pid in self.pids for process in family(pid)]
+
+
+def _pss(process: psutil.Process) -> int:
+    try:
+        return int(process.memory_full_info().pss)
+    except psutil.Error:
+        return 0

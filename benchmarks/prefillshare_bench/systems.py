@@ -23,6 +23,7 @@ STOCK_SYSTEMS = ("aggregated", "multi_lora")
 SYSTEMS = (*ROUTER_SYSTEMS, *STOCK_SYSTEMS)
 """PrefillShare first; the others are its baselines. Each is what cluster_files/<name>.yaml says."""
 _HTTP_S = 30.0
+_MANY = 1_000_000
 
 
 @contextmanager
@@ -82,7 +83,9 @@ def cluster(name: str, setting: Setting) -> Cluster:
         "dtype": setting.dtype,
     }
     if setting.max_sessions is not None:
-        filled["router"] = settings.get("router", {}) | {"max_sessions": setting.max_sessions}
+        # As before stock vLLM, where the client keeps them waiting, none is refused.
+        limit = {"max_sessions": setting.max_sessions, "session_queue": _MANY}
+        filled["router"] = settings.get("router", {}) | limit
     return Cluster.model_validate(filled)
 
 

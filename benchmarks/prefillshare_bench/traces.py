@@ -111,9 +111,9 @@ class Session(_Strict):
         return lengths
 
     def prefill_tokens(
-        self, head: int, *, calls: int | None = None, per_role: bool = False, block_size: int = 1
-    ) -> int | None:
-        """Tokens that the first `calls` calls compute if nothing that was computed is evicted.
+        self, head: int, *, per_role: bool = False, block_size: int = 1
+    ) -> list[int] | None:
+        """Tokens that each call computes if nothing that was computed is evicted.
 
         Each history's prefix is computed once, with `per_role` once by every role that reads it.
         Only whole blocks of `block_size` tokens are found again. None if calls are recorded.
@@ -121,18 +121,18 @@ class Session(_Strict):
         lengths = self.prompt_tokens(head)
         if lengths is None:
             return None
-        total = 0
+        tokens = []
         computed: dict[tuple[str, str], int] = {}
         began: set[str] = set()
-        for call, prompt in list(zip(self.calls, lengths, strict=True))[:calls]:
+        for call, prompt in zip(self.calls, lengths, strict=True):
             assert isinstance(call, Call)
             reader = call.role if per_role else ""
             known = computed.get((reader, call.history), head if reader in began else 0)
             # An engine computes at least the last token of every prompt.
-            total += prompt - min(known, prompt - 1) // block_size * block_size
+            tokens.append(prompt - min(known, prompt - 1) // block_size * block_size)
             computed[reader, call.history] = prompt - call.tail
             began.add(reader)
-        return total
+        return tokens
 
 
 class Workload(_Strict):
@@ -198,13 +198,13 @@ class Workload(_Strict):
         )
 
     def session_prefill_tokens(self, *, per_role: bool = False, block_size: int = 1) -> int | None:
-        """`Session.prefill_tokens` of all sessions; None if calls are recorded."""
+        """`Session.prefill_tokens` of all calls; None if calls are recorded."""
         total = 0
         for session in self.sessions:
             once = session.prefill_tokens(self.head, per_role=per_role, block_size=block_size)
             if once is None:
                 return None
-            total += once
+            total += sum(once)
         return total
 
     def _lengths(self, session: Session) -> list[int]:

@@ -19,7 +19,7 @@ from prefillshare_server.router.topology import Phase
 
 SETTLE_S = 30.0
 """Within this time after the last call the counters of every worker stand still."""
-SAMPLE_S = 0.5
+SAMPLE_S = 1.0
 _POLL_S = 0.2
 _HTTP_S = 30.0
 

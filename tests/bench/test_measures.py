@@ -156,6 +156,13 @@ def test_tokens_that_whole_blocks_cannot_keep_are_no_recomputation() -> None:
     assert measured(DONE, block_size=32)["recompute_amplification"] == round(400 / 408, 6)
 
 
+def test_the_head_of_all_sessions_is_needed_once() -> None:
+    # 32 tokens of head and 100 and 95 + 5 more of each of two sessions, in blocks of 4.
+    with_head = WORKLOAD.model_copy(update={"head": 32})
+    found = figures(Replay(DONE, 10.0), BEFORE, AFTER, workload=with_head, block_size=4)
+    assert found["recompute_amplification"] == round(400 / (132 + 100 + 100 + 100), 6)
+
+
 def test_a_worker_that_began_anew_counts_from_its_start() -> None:
     before = [State("p0", query_tokens=1000, hit_tokens=900)]
     after = [State("p0", query_tokens=50, hit_tokens=10)]
@@ -163,7 +170,8 @@ def test_a_worker_that_began_anew_counts_from_its_start() -> None:
 
 
 @pytest.mark.parametrize(
-    ("prefilled", "ratio"), [([10], 1.0), ([30, 10, 20], 3.0), ([30, 0], None), ([], None)]
+    ("prefilled", "ratio"),
+    [([10], None), ([10, 10], 1.0), ([30, 10, 20], 3.0), ([30, 0], None), ([], None)],
 )
 def test_the_load_ratio_is_of_the_most_and_the_least(
     prefilled: list[int], ratio: float | None

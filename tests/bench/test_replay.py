@@ -60,7 +60,7 @@ async def test_a_call_is_recorded_as_the_client_saw_it(server: MockServer) -> No
         usage(59, 4, cached=16),
         "[DONE]",
     ]
-    done = await run(small(Call(role="alpha", new=40, tail=3, answer=4)), server, keep_ids=True)
+    done = await run(small(Call(role="alpha", new=40, tail=3, answer=4)), server)
     [call] = done.calls
     assert call.ok
     assert (call.session, call.index, call.role, call.status) == ("s0", 0, "alpha", 200)
@@ -74,10 +74,6 @@ async def test_a_call_is_recorded_as_the_client_saw_it(server: MockServer) -> No
     assert call.prefill_worker == call.decode_worker == server.url
 
 
-async def test_ids_are_kept_only_where_that_is_asked_for(server: MockServer) -> None:
-    assert [call.ids for call in (await run(small(), server)).calls] == [None] * 3
-
-
 async def test_events_may_come_in_any_pieces(server: MockServer) -> None:
     whole = b'data: {"choices": [{"text": "a", "token_ids": [5], "finish_reason": "length"}]}\n\n'
     server.script = lambda body: [
@@ -85,7 +81,7 @@ async def test_events_may_come_in_any_pieces(server: MockServer) -> None:
         b": a comment\r\n\r\nevent: x\nda",
         b'ta:{"choices":[],"usage":{"prompt_tokens":59}}\r\n\r\ndata: [DONE]\n\n',
     ]
-    done = await run(small(Call(role="alpha", new=40, tail=3, answer=1)), server, keep_ids=True)
+    done = await run(small(Call(role="alpha", new=40, tail=3, answer=1)), server)
     assert done.calls[0].ok
     assert (done.calls[0].ids, done.calls[0].prompt_tokens) == ((5,), 59)
 
@@ -209,16 +205,6 @@ async def test_a_call_that_takes_too_long_is_given_up(server: MockServer) -> Non
     assert "timeout" in (done.calls[0].error or "").lower()
 
 
-@pytest.mark.parametrize("load", [{"rate": 0.001}, {"limit": 1}], ids=["open", "closed"])
-async def test_a_run_whose_time_is_over_begins_no_session(
-    server: MockServer, load: dict[str, Any]
-) -> None:
-    server.silent_for = frozenset({"beta"})
-    done = await run(small(sessions=3), server, run_s=0.5, **load)
-    assert [(call.session, call.ok) for call in done.calls] == [("s0", True), ("s0", False)]
-    assert "timeout" in (done.calls[1].error or "")
-
-
 async def test_a_server_that_is_not_there_fails_every_session() -> None:
     async with served(MockServer()) as gone:
         urls = {role: [gone.url] for role in ("alpha", "beta")}
@@ -322,7 +308,7 @@ async def test_a_real_router_says_what_was_cached_and_who_did_it(start: Start) -
         assert len(yes) == 1
         urls = {role: [bench.url] for role in workload.roles}
         async with asyncio.timeout(TEST_S):
-            done = await replay(workload, urls, limit=1, router=True, next_role=True, keep_ids=True)
+            done = await replay(workload, urls, limit=1, router=True, next_role=True)
         assert [call.error for call in done.calls] == [None] * 3
         assert [call.prompt_tokens for call in done.calls] == [59, 82, 106]
         computed = [call.computed_tokens or 0 for call in done.calls]

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from prefillshare_bench import traces, workloads
 from prefillshare_bench.report import files
 from prefillshare_bench.report.points import read
 from prefillshare_bench.report.sections import sections
@@ -91,6 +92,27 @@ def test_low_overlap_has_loads_and_the_tokens_of_each_worker(
     assert workers["prefilled_per_worker"] == {"prefill-0": 8000, "prefill-1": 4000}
     assert workers["roles"] == {"prefill-0": "main", "prefill-1": "A"}
     assert content["paper"]["loads"][2]["prefillshare"]["throughput_tok_s"] == 33_900
+
+
+def test_low_overlap_tells_what_each_role_had_computed_again(tmp_path: Path) -> None:
+    workload = workloads.supervisor(sessions=1, roles=2, scale=0.1)
+    once = workload.sessions[0].prefill_tokens(workload.head, per_role=True, block_size=16)
+    assert once is not None
+    # The main agent calls twice, its specialist once in between.
+    computed = (once[0] * 3, once[1], once[2] * 3)
+    calls = [
+        folders.call("s0", index, role=call.role, computed_tokens=tokens)
+        for index, (call, tokens) in enumerate(
+            zip(workload.sessions[0].calls, computed, strict=True)
+        )
+    ]
+    folders.point(tmp_path, "low_overlap", "per_model", name="supervisor", calls=calls)
+    traces.write(workload, tmp_path / "low_overlap" / "supervisor.jsonl")
+    content = files.results(read(tmp_path))
+    workers = content["low_overlap"]["workers"]["systems"]["per_model"]
+    assert workers["recompute_amplification_by_role"] == {"main": 3, "sub1": 1}
+    assert any("main: 3, sub1: 1" in str(section.tables) for section in sections(content))
+    assert any("main: 7.55" in str(section.tables) for section in sections(content))
 
 
 def test_low_overlap_in_a_closed_loop_is_told_of_by_its_limit(tmp_path: Path) -> None:

@@ -1,11 +1,11 @@
 """serving_react.json: which load is told of, and how many times better PrefillShare is there."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from prefillshare_bench import traces, workloads
 from prefillshare_bench.report import files
 from prefillshare_bench.report.points import read
 from tests.bench import folders
@@ -100,9 +100,9 @@ def test_a_load_that_one_system_does_not_survive_is_not_told_of(
 
 def test_calls_that_were_never_made_are_found_by_the_workload_file(tmp_path: Path) -> None:
     two(tmp_path, rate=0.1)
-    session = {"type": "session", "id": "s0", "arrival": 0, "calls": [{}] * 5}
-    file = tmp_path / "react" / "react.jsonl"
-    file.write_text(json.dumps({"type": "workload"}) + "\n" + json.dumps(session) + "\n")
+    # Two sessions of two calls were measured.
+    workload = workloads.react(sessions=2, roles=2, rounds=2)
+    traces.write(workload, tmp_path / "react" / "react.jsonl")
     assert serving(tmp_path)["load"] is None
 
 

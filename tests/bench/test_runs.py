@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from typer.testing import CliRunner, Result
 
 from prefillshare_bench import adapters, runs, systems, traces
 from prefillshare_bench.experiments import EXPERIMENTS, SIZES, Load, of_file
+from prefillshare_bench.report import files
 from prefillshare_bench.report.files import FILES
+from prefillshare_bench.report.points import read
+from prefillshare_bench.setting import Running, Setting
+from prefillshare_bench.worker_state import Sampler, WorkerState
 from prefillshare_server.cli import app, main
 from prefillshare_server.errors import ConfigError
 
@@ -166,10 +173,45 @@ def test_one_system_that_dies_leaves_the_others_to_be_measured(
 
 def test_calls_that_failed_are_told_of_and_a_point_without_any_other_is_none() -> None:
     good, bad = {"error": None, "status": 200}, {"error": "no room", "status": 429}
-    assert runs._failures({"calls": [good]}) == ""
-    assert runs._failures({"calls": [good, bad]}).startswith("1 calls failed")
+    assert runs._failures({"lost": None, "calls": [good]}) == ""
+    assert runs._failures({"lost": None, "calls": [good, bad]}).startswith("1 calls failed")
     with pytest.raises(RuntimeError, match="no call succeeded; the first says: no room"):
-        runs._failures({"calls": [bad]})
+        runs._failures({"lost": None, "calls": [bad]})
+
+
+def test_a_system_that_dies_under_a_load_leaves_what_its_calls_saw(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    states: Iterator[list[WorkerState]] = iter([[]])
+
+    def workers(_: Running) -> list[WorkerState]:
+        for state in states:
+            return state
+        raise httpx.ConnectError("prefill-0 is gone")
+
+    @contextmanager
+    def start(name: str, setting: Setting, folder: Path) -> Iterator[Running]:
+        urls = dict.fromkeys(setting.roles, ("http://127.0.0.1:9",))
+        yield Running(name, urls, (), 1.0, False, "base: x", ())
+
+    monkeypatch.setattr(systems, "start", start)
+    monkeypatch.setattr(Running, "workers", workers)
+    monkeypatch.setattr(Running, "sampler", lambda _: nullcontext(Sampler((), ())))
+    monkeypatch.setattr(runs, "_warm_up", lambda *_: None)
+    monkeypatch.setattr(adapters, "draw", lambda _, __, roles: dict.fromkeys(roles, tmp_path))
+    size = replace(SMALL, sessions=2, rates=(1000.0,), caps=(None,))
+    only = runs.points("react", EXPERIMENTS["react"], size, repeats=1, only=["per_model"])
+    [plan] = runs.plans(only, "base", size, tmp_path)
+    with pytest.raises(RuntimeError, match="after 2 calls: prefill-0 is gone"):
+        runs.measure(
+            plan, tmp_path, tmp_path, on_point=lambda _: lambda _: None, on_failures=lambda *_: None
+        )
+
+    [point] = read(tmp_path)
+    assert [call["status"] for call in point.calls] == [0, 0]
+    assert point.data["lost"] == "prefill-0 is gone"
+    assert not point.survived
+    assert files.results([point])["serving_react"]["not_survived"] == {"per_model": [1000]}
 
 
 @pytest.mark.parametrize(
@@ -177,6 +219,7 @@ def test_calls_that_failed_are_told_of_and_a_point_without_any_other_is_none() -
     [
         (["run", "raect"], "EXPERIMENT: 'raect' is none; use react,"),
         (["run", "react", "--system", "ours"], "--system: 'ours' is none; use prefillshare,"),
+        (["run", "react", "--closed-loop", "2", "--rate", "1"], "--closed-loop: does not go with"),
         (["run", "react", "--size", "huge"], "--size: 'huge' is none; use smoke, small, paper"),
         (["run", "no.jsonl"], "no.jsonl: cannot be read"),
         (["workload", "raect", "x.jsonl"], "NAME: 'raect' is none; use react,"),
@@ -221,12 +264,12 @@ def test_a_file_of_sessions_is_measured_once_and_reported(home: Path, tmp_path: 
     assert traces.read(point.with_name(found["workload_file"])).calls == len(found["calls"])
     assert found["figures"]["calls"] == 16
     assert found["figures"]["failed_sessions"] == 0
-    # Nothing twice; the second session finds the head, which is common to all.
+    # Nothing twice; each of the two prefill workers has one session.
     once = traces.read(point.with_name(found["workload_file"])).session_prefill_tokens(
         block_size=32
     )
     assert once is not None
-    assert found["figures"]["prefilled_tokens"] == once - 32
+    assert found["figures"]["prefilled_tokens"] == once
     # What so small a workload has in use may be over before it is seen; what it leaves is not.
     assert min(worker["cached_blocks"] for worker in found["workers"]["after"]) > 0
     assert found["peaks"]["cached_blocks"] > 0
@@ -236,6 +279,35 @@ def test_a_file_of_sessions_is_measured_once_and_reported(home: Path, tmp_path: 
     page = out / "report.html"
     bench("report", out)
     assert "mine" in page.read_text()
+
+
+@pytest.mark.engine
+def test_recorded_requests_are_run_on_ours_and_on_stock_engines(home: Path, tmp_path: Path) -> None:
+    log, file, out = tmp_path / "log.jsonl", tmp_path / "mine.jsonl", tmp_path / "results"
+    said = [{"role": "user", "content": "Where is the red door?"}]
+    said += [{"role": "assistant", "content": "North."}, {"role": "user", "content": "And blue?"}]
+    requests = [
+        {"model": model, "messages": said[:length], "max_tokens": 9, "session_id": session}
+        for session in ("a", "b")
+        for model, length in (("org/Planner", 1), ("org/Coder", 3))
+    ]
+    log.write_text("".join(f"{json.dumps(request)}\n" for request in requests))
+    bench("import", log, "--out", file, "--longest-answer", 6)
+    measure = ["run", file, "--closed-loop", 1, "--base", "tiny-base", "--out", out]
+    bench(*measure, "--system", "prefillshare", "--system", "aggregated")
+
+    points = sorted((out / "mine").glob("*.json"))
+    assert [point.name for point in points] == [
+        f"mine.{system}.limit1.0.json" for system in ("aggregated", "prefillshare")
+    ]
+    stock, ours = (json.loads(point.read_text()) for point in points)
+    for found in (stock, ours):
+        assert [call["generated"] for call in found["calls"]] == [6, 6, 6, 6]
+        assert [call["role"] for call in found["calls"]] == ["org-planner", "org-coder"] * 2
+        assert found["figures"]["failed_sessions"] == 0
+    assert [call["prompt_tokens"] for call in ours["calls"]] == [
+        call["prompt_tokens"] for call in stock["calls"]
+    ]
 
 
 def bench(*arguments: object) -> Result:

@@ -113,7 +113,6 @@ def run(setting: Setting, tmp_path_factory: pytest.TempPathFactory) -> Runs:
                         limit=2,
                         router=running.has_router,
                         next_role=name == "predictive",
-                        keep_ids=True,
                         call_s=120,
                     )
                 )

@@ -51,6 +51,19 @@ def test_equal_load_is_broken_by_the_number_of_pinned_sessions() -> None:
     assert placed(placement(pinned=Counter(p0=1)), None) == ("p1", "new")
 
 
+def test_of_idle_workers_the_one_that_has_had_the_least_to_do_is_next() -> None:
+    """Calls that come one at a time would otherwise fill one worker's cache and leave the rest."""
+    where = placement()
+    went = []
+    for tokens in (100, 30, 30, 50, 10):
+        found = where.place_prefill(None, sessionless=True)
+        assert found is not None
+        went.append(found.worker.id)
+        with where.prefill_load(found.worker, tokens):
+            pass
+    assert went == ["p0", "p1", "p1", "p1", "p0"]
+
+
 def test_a_call_without_a_session_is_placed_alike_and_claims_no_affinity() -> None:
     found = placement(pinned=Counter(p0=1)).place_prefill(None, sessionless=True)
     assert found is not None

@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from prefillshare_bench import traces
 from prefillshare_server.errors import ConfigError, Problem
 
 VERSION = 1
@@ -84,23 +85,21 @@ class Point:
 
     @cached_property
     def survived(self) -> bool:
-        """Every session completed: none refused, no call failed, none left out."""
+        """Every session completed, and so did the engines: no call refused, failed or left out."""
+        if self.data.get("lost"):
+            return False
         failed = any(call["error"] or call["status"] != 200 for call in self.calls)
         lost = any(self.figures.get(f"{how}_sessions") for how in ("rejected", "failed"))
         if failed or lost or not self.calls:
             return False
-        planned = self._planned_calls()
-        return planned is None or len(self.calls) == planned
+        return self.sent is None or len(self.calls) == self.sent.calls
 
-    def _planned_calls(self) -> int | None:
-        """How many calls the workload has, if its file lies beside the point."""
+    @cached_property
+    def sent(self) -> traces.Workload | None:
+        """The sessions, if their file lies beside the point."""
         name = self.data.get("workload_file")
         file = self.file.with_name(Path(name).name) if name else None
-        if file is None or not file.is_file():
-            return None
-        with file.open(encoding="utf-8") as lines:
-            entries = [json.loads(line) for line in lines if line.strip()]
-        return sum(len(entry["calls"]) for entry in entries if entry["type"] == "session")
+        return traces.read(file) if file is not None and file.is_file() else None
 
 
 def read(folder: Path) -> list[Point]:

@@ -174,18 +174,17 @@ def _low_overlap(content: Content) -> Built:
                 f"{own.get('roles', {}).get(worker, worker)}: {tables.number(tokens)}"
                 for worker, tokens in own["prefilled_per_worker"].items()
             ),
+            ", ".join(
+                f"{role}: {tables.number(times)}"
+                for role, times in own.get("recompute_amplification_by_role", {}).items()
+            ),
         )
         for name, own in {**workers["systems"], **paper_rows}.items()
     ]
-    header = ("system", "prefilled tokens", "max/min", "amplification", "of each worker")
+    columns = ("prefilled tokens", "max/min", "amplification")
+    header = ("system", *columns, "prefilled by each worker", "amplification by role")
     at = "" if workers["load"] is None else f", at {_place(*next(iter(workers['load'].items())))}"
     caption = f"Prefilled tokens of each worker (Table 8){at}"
-    notes = [
-        *notes,
-        "The paper gives a recompute amplification of "
-        f"{theirs['recompute_amplification_of_the_main_agents_worker']} for the main agent's "
-        "worker of the baseline alone.",
-    ]
     return [*found[:-1], Table(caption, header, tuple(rows)), found[-1]], notes
 
 

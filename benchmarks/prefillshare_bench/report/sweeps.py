@@ -122,7 +122,32 @@ def _workers(found: Summary) -> dict[str, Any]:
             name: figures.get(name)
             for name in ("prefilled_tokens", "load_ratio", "recompute_amplification")
         },
+        "recompute_amplification_by_role": _amplification_by_role(point),
     }
+
+
+def _amplification_by_role(point: Point) -> dict[str, float]:
+    """Tokens computed for a role's calls over those that it needs if nothing is evicted (C.3).
+
+    Needed is each of its histories' prefixes once. Empty without the sessions' file.
+    """
+    if point.sent is None:
+        return {}
+    needed: dict[str, int] = {}
+    computed: dict[str, int] = {}
+    once = {
+        session.id: session.prefill_tokens(
+            point.sent.head, per_role=True, block_size=point.data["setting"]["block_size"]
+        )
+        for session in point.sent.sessions
+    }
+    for call in point.calls:
+        tokens = once[call["session"]]
+        if tokens is not None and call["computed_tokens"] is not None and not call["error"]:
+            role = call["role"]
+            needed[role] = needed.get(role, 0) + tokens[call["index"]]
+            computed[role] = computed.get(role, 0) + call["computed_tokens"]
+    return {role: round(computed[role] / tokens, 4) for role, tokens in needed.items()}
 
 
 def _first_prompt(points: Sequence[Point]) -> float | None:

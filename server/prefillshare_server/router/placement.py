@@ -57,6 +57,8 @@ class Placement:
                 self.decode.setdefault(worker.pool, []).append(worker)
         self.prefilling: Counter[str] = Counter()
         """Prompt tokens each prefill worker has in hand and not in its cache, as far as known."""
+        self._given: Counter[str] = Counter()
+        """The same of all that each has ever had in hand."""
         self._pinned = pinned
         self._available = available
         """Whether new calls may go to a worker, by its id."""
@@ -80,6 +82,8 @@ class Placement:
     ) -> Placed | None:
         """The pinned worker; for a call without a pin the one of `pool` with the least to prefill.
 
+        Among equals the one with the fewest sessions, then the one that has had the least to do, so
+        that calls which come one at a time use every worker's cache.
         A soft pin gives way to workers not `tried` while its worker is not available or was tried.
         None if no worker is available: for a hard pin, not the pinned one.
         """
@@ -92,7 +96,12 @@ class Placement:
             return None
         worker = min(
             candidates,
-            key=lambda w: (w.id != pin, self.prefilling[w.id], self._pinned.get(w.id, 0)),
+            key=lambda w: (
+                w.id != pin,
+                self.prefilling[w.id],
+                self._pinned.get(w.id, 0),
+                self._given[w.id],
+            ),
         )
         if sessionless:
             return Placed(worker, "none")
@@ -104,6 +113,7 @@ class Placement:
     def prefill_load(self, worker: WorkerEndpoint, tokens: int) -> Iterator[None]:
         """Count `tokens` as in hand on `worker` for as long as the block runs."""
         self.prefilling[worker.id] += tokens
+        self._given[worker.id] += tokens
         try:
             yield
         finally:
