@@ -7,6 +7,7 @@ _ROOT = Path(__file__).parents[1]
 
 LONGEST_FIRST = (
     "tests/bench/test_systems.py",
+    "tests/bench/test_measured.py",
     "tests/engine_faults/test_kills.py",
     "tests/lora",
     "tests/worker/test_serve.py",

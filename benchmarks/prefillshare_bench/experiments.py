@@ -108,10 +108,13 @@ class Experiment:
     loads: Callable[[Size], Sequence[Load]]
     apart: bool = False
     """Whether each point has to find empty caches: a system is started anew for it."""
+    fixed: Sequence[str] = ()
+    """Options of a run that have no effect on it."""
 
 
 ALL = ("prefillshare", "per_model", "shared_pool", "predictive", "aggregated", "multi_lora")
 BOTH = ("prefillshare", "per_model")
+_ALONE_FIXED = ("--rate", "--max-sessions", "--sessions")
 
 
 def _same(build: Callable[..., Workload]) -> Callable[[Size], Sequence[Build]]:
@@ -193,7 +196,12 @@ EXPERIMENTS: Mapping[str, Experiment] = {
     ),
     "input_length": Experiment("Table 9: short and long inputs", _inputs, BOTH, _highest),
     "roles_scaling": Experiment(
-        "1 to 8 roles over one context; not in the paper", _roles, BOTH, _alone, apart=True
+        "1 to 8 roles over one context; not in the paper",
+        _roles,
+        BOTH,
+        _alone,
+        apart=True,
+        fixed=_ALONE_FIXED,
     ),
     "long_output": Experiment(
         "answers much longer than what comes in; not in the paper",
@@ -207,6 +215,7 @@ EXPERIMENTS: Mapping[str, Experiment] = {
         BOTH,
         _alone,
         apart=True,
+        fixed=_ALONE_FIXED,
     ),
 }
 
@@ -214,11 +223,10 @@ EXPERIMENTS: Mapping[str, Experiment] = {
 def of_file(path: Path) -> Experiment:
     """The sessions of a workload file over the arrival rate, on every system.
 
-    Raises ConfigError for a file that is none, or that has the name of an experiment.
+    Raises ConfigError for a file that is none, or that has the name of an experiment or of what is
+    written of one.
     """
-    if path.stem in EXPERIMENTS:
-        what = f"has the name of the experiment {path.stem}"
-        raise ConfigError(Problem(str(path), what, "give it another one"))
+    require_own_name(path)
     workload = traces.read(path)
     return Experiment(
         f"{workload.about or workload.name}, from {path}",
@@ -226,4 +234,13 @@ def of_file(path: Path) -> Experiment:
         ALL,
         _rates,
         apart=True,
+        fixed=("--sessions",),
     )
+
+
+def require_own_name(path: Path) -> None:
+    """Raise ConfigError for a file with the name of an experiment, or of what is written of one."""
+    name = path.stem.removeprefix("serving_")
+    if name in EXPERIMENTS:
+        what = f"has the name of the experiment {name}"
+        raise ConfigError(Problem(str(path), what, "give it another one"))

@@ -8,19 +8,51 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
+from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from prefillshare_bench.traces import RecordedCall, Session, Workload
+from prefillshare_bench.traces import TAKEN, RecordedCall, Session, Workload
 from prefillshare_bench.workloads import arrivals
 from prefillshare_server.errors import ConfigError, Problem
 from prefillshare_server.lint import trace
+from prefillshare_server.models.messages import require_text, without_head
 
 ANSWER = 128
 """Tokens of an answer where the log does not say."""
 _TIMES = ("time", "timestamp", "ts", "created_at", "created")
+
+
+class Imported(NamedTuple):
+    """What was read of a log."""
+
+    workload: Workload
+    rate: float | None
+    """Sessions per second as they were logged; None if no line has a time, or all the same one."""
+    joined: int
+    """Sessions whose requests name none."""
+    skipped: int
+    """Lines that hold no chat request."""
+
+
+@dataclass(frozen=True)
+class _Request:
+    """A line with what it says."""
+
+    line: trace.Line
+    said: trace.Recorded
+
+    @property
+    def where(self) -> str:
+        return self.line.where
+
+    @property
+    def messages(self) -> Sequence[Mapping[str, Any]]:
+        found: Sequence[Mapping[str, Any]] = self.said.body["messages"]
+        return found
 
 
 def recorded(
@@ -28,15 +60,17 @@ def recorded(
     *,
     name: str = "recorded",
     session_key: str | None = None,
+    role_key: str = "model",
     answer: int = ANSWER,
     longest_answer: int | None = None,
     seed: int = 0,
-) -> Workload:
-    """The sessions of a trace, in the order of their first requests.
+) -> Imported:
+    """The sessions of a log, in the order of their first requests.
 
     `session_key` is the field, dotted, that names a request's session where none of the usual ones
-    does. A request's `model` is its role, spelt as a
-    cluster file has it. Answers are as long as the logged usage says, else as
+    does. Requests that name none join the session whose messages they go on from, whatever system
+    messages stand in front. What the field `role_key` of the request or its line says is the role,
+    spelt as a cluster file has it. Answers are as long as the logged usage says, else as
     `max_tokens` or `max_completion_tokens`, else `answer` tokens, and never more than
     `longest_answer`. Sessions arrive as logged, on the scale where one comes per unit of time; if
     no line has a time, as a Poisson process drawn with `seed`. Raises ConfigError naming the line
@@ -46,51 +80,132 @@ def recorded(
     if not index.sessions:
         where = ", ".join(map(str, paths)) or "the trace"
         raise ConfigError(Problem(where, "has no chat requests", "log POST /v1/chat/completions"))
-    if unnamed := index.sessions.get(None):
-        raise ConfigError(
-            Problem(
-                unnamed[0].where,
-                f"the request belongs to no session, as {len(unnamed) - 1} others do",
-                "name the field that tells sessions apart with session_key",
-            )
-        )
-    sessions = {str(session): lines for session, lines in index.sessions.items()}
-    began = _began({session: lines[0] for session, lines in sessions.items()})
+    roles = _Roles(role_key)
+    requests = _in_order(_requests(index))
+    chains = _Chains(set(index.sessions))
+    sessions: dict[str, list[_Request]] = {}
+    for request in requests:
+        session = chains.session(request.line.session, roles.of(request), request.messages)
+        sessions.setdefault(session, []).append(request)
+    began = _began({session: made[0] for session, made in sessions.items()})
+    rate = _rate(began)
+    # Mean inter-arrival times, so that a run can have any rate.
     if began is None:
-        began = dict(zip(sessions, arrivals(len(sessions), seed), strict=True))
-    order = sorted(sessions, key=lambda session: began[session])
-    calls = {session: tuple(_calls(sessions[session], answer, longest_answer)) for session in order}
-    roles = dict.fromkeys(call.role for session in order for call in calls[session])
-    return Workload(
-        name=name,
+        since = dict(zip(sessions, arrivals(len(sessions), seed), strict=True))
+    else:
+        first = min(began.values())
+        since = {name: round((at - first) * (rate or 1.0), 6) for name, at in began.items()}
+    calls = {
+        session: tuple(_call(request, roles, answer, longest_answer) for request in made)
+        for session, made in sessions.items()
+    }
+    logged = "" if rate is None else f", {rate:.3g} sessions a second"
+    order = sorted(sessions, key=lambda session: since[session])
+    workload = Workload(
+        name=_named(name),
         seed=seed,
-        roles=tuple(roles),
-        about=f"recorded: {sum(map(len, calls.values()))} chat requests of {len(order)} sessions",
-        sessions=tuple(Session(id=s, arrival=began[s], calls=calls[s]) for s in order),
+        roles=tuple(dict.fromkeys(call.role for session in order for call in calls[session])),
+        about=f"recorded: {len(requests)} chat requests of {len(order)} sessions{logged}",
+        sessions=tuple(Session(id=s, arrival=since[s], calls=calls[s]) for s in order),
     )
+    return Imported(workload, rate, chains.count, index.skipped)
 
 
-def _calls(lines: Sequence[trace.Line], answer: int, longest: int | None) -> Iterator[RecordedCall]:
-    for line, request in zip(lines, trace.load(lines), strict=True):
-        body = dict(request.body)
-        role = body.pop("model", None)
-        if not isinstance(role, str) or not role:
-            what = f"{role!r} names no role"
-            raise ConfigError(Problem(f"{line.where}: model", what, "log the request's model"))
-        length = _answer_length(_entry(line), body, answer)
-        if longest is not None:
-            length = min(length, longest)
-        yield RecordedCall(role=_role_name(role), request=body, answer=max(length, 1))
+def _requests(index: trace.Index) -> Iterator[_Request]:
+    """Each line's, checked. Raises ConfigError for what cannot be sent again."""
+    lines = sorted((line for s in index.sessions.values() for line in s), key=lambda at: at.place)
+    for line, said in zip(lines, trace.load(lines), strict=True):
+        try:
+            require_text(said.body["messages"])
+            json.dumps([line.session, said.body], ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            what, remedy = "holds half a character (a lone surrogate)", "leave the request out"
+            raise ConfigError(Problem(line.where, what, remedy)) from None
+        except ValueError as error:
+            remedy = "leave the request out: text alone can be sent again"
+            raise ConfigError(Problem(line.where, str(error), remedy)) from None
+        if line.session == "":
+            raise ConfigError(Problem(line.where, "the session's name is empty", "give it one"))
+        yield _Request(line, said)
 
 
-def _role_name(model: str) -> str:
-    """A logged model's name as a cluster file takes it: `Qwen/Qwen3-8B` is `qwen-qwen3-8b`."""
-    name = re.sub(r"[^a-z0-9._-]+", "-", model.lower()).lstrip("._-")
-    return name or "role"
+def _in_order(requests: Iterable[_Request]) -> list[_Request]:
+    """As they were made: by their times if all have one, as in the logs of several processes."""
+    timed = [(_time(request), request) for request in requests]
+    if all(at is not None for at, _ in timed):
+        timed.sort(key=lambda pair: pair[0] or 0.0)
+    return [request for _, request in timed]
 
 
-def _answer_length(entry: Mapping[str, Any], body: Mapping[str, Any], default: int) -> int:
-    response = entry.get("response")
+class _Chains:
+    """Tells the sessions of requests that name none, by what their messages begin with."""
+
+    def __init__(self, named: Container[str | None]) -> None:
+        self._named = named
+        self._begun: dict[int, str] = {}
+        """By the hash of all messages of a request: its session."""
+        self._sent: set[tuple[str, str, str]] = set()
+        """Session, role and messages of each request: who asks the same again begins anew."""
+        self._numbers = count(1)
+        self.count = 0
+        """Sessions that were told apart here."""
+
+    def session(self, named: str | None, role: str, messages: Sequence[Mapping[str, Any]]) -> str:
+        """The one it names; else that of the request with the most messages these begin with."""
+        text = json.dumps(messages, sort_keys=True)
+        whole, found = 0, None
+        for message in without_head(messages):
+            whole = hash((whole, json.dumps(message, sort_keys=True)))
+            found = self._begun.get(whole, found)
+        if named is not None:
+            found = named
+        elif found is None or (found, role, text) in self._sent:
+            found = next(
+                name for number in self._numbers if (name := f"unnamed-{number}") not in self._named
+            )
+            self.count += 1
+        self._begun[whole] = found
+        self._sent.add((found, role, text))
+        return found
+
+
+class _Roles:
+    """Names of roles, as a cluster file takes them: `Qwen/Qwen3-8B` is `qwen-qwen3-8b`."""
+
+    def __init__(self, key: str) -> None:
+        self._key = key
+        self._said: dict[str, str] = {}
+
+    def of(self, request: _Request) -> str:
+        """Raises ConfigError for a request that names none, and for two that would be one."""
+        said = request.said.field(self._key)
+        where = f"{request.where}: {self._key}"
+        if not isinstance(said, str) or not said:
+            what = f"{said!r} names no role"
+            raise ConfigError(Problem(where, what, "log the request's model, or give --role-key"))
+        role = re.sub(r"[^a-z0-9._-]+", "-", said.lower()).lstrip("._-") or "role"
+        if (known := self._said.setdefault(role, said)) != said:
+            what = f"{known!r} and {said!r} would both be role {role!r}"
+            raise ConfigError(Problem(where, what, "rename one of them in the log"))
+        if role in TAKEN:
+            what = f"{said!r} is the name of a part of each system"
+            raise ConfigError(Problem(where, what, "rename it in the log, or give --role-key"))
+        return role
+
+
+def _call(request: _Request, roles: _Roles, answer: int, longest: int | None) -> RecordedCall:
+    body = {name: value for name, value in request.said.body.items() if name != "model"}
+    length = _answer_length(request.said, answer)
+    return RecordedCall(role=roles.of(request), request=body, answer=min(length, longest or length))
+
+
+def _named(name: str) -> str:
+    """A workload's name, of which files are named: `my log` is `my-log`."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).lstrip("._-")[:100] or "recorded"
+
+
+def _answer_length(said: trace.Recorded, default: int) -> int:
+    response = said.field("response")
     for _ in range(2):
         if isinstance(response, str):
             try:
@@ -100,19 +215,19 @@ def _answer_length(entry: Mapping[str, Any], body: Mapping[str, Any], default: i
         if not isinstance(response, Mapping):
             break
         if isinstance(usage := response.get("usage"), Mapping):
-            if isinstance(count := usage.get("completion_tokens"), int) and count > 0:
-                return count
+            if isinstance(length := usage.get("completion_tokens"), int) and length > 0:
+                return length
             break
         response = response.get("body")
     for name in ("max_completion_tokens", "max_tokens"):
-        if isinstance(count := body.get(name), int) and count > 0:
-            return count
+        if isinstance(length := said.body.get(name), int) and length > 0:
+            return length
     return default
 
 
-def _began(firsts: Mapping[str, trace.Line]) -> dict[str, float] | None:
-    """When each session arrived, in mean inter-arrival times; None if no line has a time."""
-    times = {session: _time(line) for session, line in firsts.items()}
+def _began(firsts: Mapping[str, _Request]) -> dict[str, float] | None:
+    """When each session began, in seconds since 1970; None if no line has a time."""
+    times = {session: _time(request) for session, request in firsts.items()}
     known = {session: time for session, time in times.items() if time is not None}
     if not known:
         return None
@@ -120,32 +235,30 @@ def _began(firsts: Mapping[str, trace.Line]) -> dict[str, float] | None:
         what = "has no time, which other sessions have"
         remedy = f"log one of {', '.join(_TIMES)} in every line, or in none"
         raise ConfigError(Problem(firsts[missing].where, what, remedy))
-    first, last = min(known.values()), max(known.values())
-    gap = (last - first) / max(len(known) - 1, 1) or 1.0
-    return {session: round((time - first) / gap, 6) for session, time in known.items()}
+    return known
 
 
-def _time(line: trace.Line) -> float | None:
-    """Seconds since 1970 of a line. Raises ConfigError for a time that is none."""
-    entry = _entry(line)
-    field = next((name for name in _TIMES if entry.get(name) is not None), None)
-    if field is None:
+def _rate(began: Mapping[str, float] | None) -> float | None:
+    """Sessions per second, by the mean time between them."""
+    if not began:
         return None
-    value = entry[field]
+    took = max(began.values()) - min(began.values())
+    return (len(began) - 1) / took if took > 0 else None
+
+
+def _time(request: _Request) -> float | None:
+    """Seconds since 1970 of a line. Raises ConfigError for a time that is none."""
+    found = ((name, request.said.field(name)) for name in _TIMES)
+    field, value = next(((name, at) for name, at in found if at is not None), ("", None))
+    if value is None:
+        return None
     try:
         if isinstance(value, str):
             return datetime.fromisoformat(value).timestamp()
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            # Milliseconds, where seconds would be ten thousand years from now.
+        if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e15:
+            # Milliseconds, where seconds would be thousands of years from now.
             return value / 1000 if value > 1e11 else float(value)
     except ValueError:
         pass
     what, remedy = f"{value!r} is no time", "log seconds since 1970 or ISO 8601"
-    raise ConfigError(Problem(f"{line.where}: {field}", what, remedy))
-
-
-def _entry(line: trace.Line) -> Mapping[str, Any]:
-    with line.path.open("rb") as file:
-        file.seek(line.offset)
-        entry: Mapping[str, Any] = json.loads(file.readline())
-    return entry
+    raise ConfigError(Problem(f"{request.where}: {field}", what, remedy))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import subprocess
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -32,8 +33,12 @@ def facts() -> dict[str, Any]:
     }
 
 
+@cache
 def revision() -> str | None:
-    """The git commit of the code, with "+changes" if files differ from it; None if it has none."""
+    """The git commit of the code, with "+changes" if files differ from it; None if it has none.
+
+    As it was when first asked for: ask before hours in which files may change.
+    """
     commit = _git("rev-parse", "HEAD")
     if commit is None:
         return None

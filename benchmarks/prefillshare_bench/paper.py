@@ -77,6 +77,7 @@ LOW_OVERLAP: Final[Mapping[str, Any]] = {
 
 WORKER_LOAD: Final[Mapping[str, Any]] = {
     "where": "Table 8 and appendix C.3, at 0.02625 sessions/s",
+    "overlap": 0.002,
     "per_model": {
         "prefilled_per_worker": {
             "main": 4_668_967,

@@ -24,17 +24,9 @@ END_S = 60.0
 LONGEST_ID = 200
 """Characters; the router takes a few more."""
 
-_NOT_REPLAYED = frozenset(
-    {
-        # What would end an answer before its time, or make several of it.
-        *("n", "best_of", "stop", "stop_token_ids", "response_format", "structured_outputs"),
-        *("min_tokens", "max_completion_tokens", "tool_choice", "parallel_tool_calls"),
-        *("guided_json", "guided_regex", "guided_choice", "guided_grammar"),
-        # What names another session, or was for another server.
-        *("session_id", "prompt_cache_key", "metadata", "user", "store", "service_tier"),
-        *("stream", "stream_options", "logprobs", "top_logprobs"),
-    }
-)
+_REPLAYED = ("messages", "tools", "chat_template_kwargs")
+"""Of a recorded request: what the prompt is made of. The rest would end answers before their time,
+ask for several of them, or was for another server."""
 
 
 async def replay(
@@ -246,7 +238,7 @@ def _request(call: Call | RecordedCall, index: int, context: Context) -> tuple[s
     }
     if isinstance(call, Call):
         return "/v1/completions", {"prompt": context.prompt(index), **options}
-    logged = {name: value for name, value in call.request.items() if name not in _NOT_REPLAYED}
+    logged = {name: call.request[name] for name in _REPLAYED if name in call.request}
     if logged.get("tools"):
         # The tools stay in the prompt, and no parser is needed, which stock vLLM may not have.
         options["tool_choice"] = "none"

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import json
 import os
+import re
 import shlex
 import sys
 import zlib
@@ -18,7 +19,7 @@ from typing import Any
 
 import httpx
 
-from prefillshare_bench import adapters, machine, systems, traces
+from prefillshare_bench import adapters, lengths, machine, systems, traces
 from prefillshare_bench.experiments import BLOCK, Experiment, Load, Size
 from prefillshare_bench.measures import figures
 from prefillshare_bench.records import CallRecord
@@ -28,6 +29,7 @@ from prefillshare_bench.traces import Call, Session, Workload
 from prefillshare_server.errors import ConfigError, Problem
 
 VERSION = 1
+_LOOP = re.compile(r"\.(rate|limit)\d")
 _WARM_UP_SEED = 1_000_003
 _ROUND_TO = 256
 """Of `max_model_len`, in tokens."""
@@ -98,11 +100,15 @@ def plans(
     """
     groups: dict[object, list[Point]] = {}
     longest: dict[tuple[str, ...], int] = {}
+    measured: dict[int, int] = {}
     for point in points:
         roles = point.workload.roles
         key = (point.system, roles, point.load.max_sessions, point.file if apart else None)
         groups.setdefault(key, []).append(point)
-        longest[roles] = max(longest.get(roles, 0), point.workload.longest())
+        # A recorded workload is the same in all points, and takes a while to count.
+        if id(point.workload) not in measured:
+            measured[id(point.workload)] = lengths.longest(point.workload, base)
+        longest[roles] = max(longest.get(roles, 0), measured[id(point.workload)])
     return [_plan(group, base, size, scratch, longest) for group in groups.values()]
 
 
@@ -126,32 +132,47 @@ def _plan(
         )
     except ValueError as error:
         where = f"workload {group[0].workload.name}"
-        raise ConfigError(Problem(where, str(error), "or give --blocks")) from None
+        remedy = f"or give --blocks, which is {size.blocks} for each of {2 * len(roles)} workers"
+        raise ConfigError(Problem(where, str(error), remedy)) from None
     return Plan(group[0].system, setting, group)
 
 
-def missing(plan: Plan, folder: Path) -> Plan:
-    """The plan without the points that `folder` has already.
+def require_one_loop(points: Sequence[Point], folder: Path) -> None:
+    """Raise ConfigError if `folder` has points at rates and these are of a closed loop, or not."""
+    closed = {point.load.rate is None for point in points}
+    there = {found[1] == "limit" for p in folder.glob("*.json") if (found := _LOOP.search(p.name))}
+    if len(closed | there) > 1:
+        what = "has points at rates of arrival and others of a closed loop"
+        raise ConfigError(Problem(str(folder), what, "give another --out"))
+
+
+def missing(plan: Plan, folder: Path, *, again: bool = False) -> Plan:
+    """The plan without the points that `folder` has already; `again`: that it has without failures.
 
     Raises ConfigError for one that was measured with other sessions or another setting.
     """
-    left = [point for point in plan.points if not _is_there(point, plan.setting, folder)]
+    left = [point for point in plan.points if not _is_there(point, plan.setting, folder, again)]
     return replace(plan, points=left)
 
 
-def _is_there(point: Point, setting: Setting, folder: Path) -> bool:
+def _is_there(point: Point, setting: Setting, folder: Path, again: bool) -> bool:
     file = folder / point.file
     if not file.exists():
         return False
-    found = json.loads(file.read_text(encoding="utf-8"))
-    then = {"version": found["version"], "workload": found["workload"], **found["setting"]}
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+        then = {"version": found["version"], "workload": found["workload"], **found["setting"]}
+        lost = found.get("lost") or any(call["error"] for call in found["calls"])
+    except (ValueError, KeyError, TypeError):
+        what = "is no measurement, or not of this version"
+        raise ConfigError(Problem(str(file), what, "delete it to measure the point")) from None
     now = {"version": VERSION, "workload": _header(point.workload), **_told(setting)}
     for field, value in now.items():
         if then.get(field) != json.loads(json.dumps(value)):
             what = f"was measured with another {field}"
             remedy = "give another --out, or delete the file to measure it again"
             raise ConfigError(Problem(str(file), what, remedy))
-    return True
+    return not (again and lost)
 
 
 def measure(

@@ -146,9 +146,7 @@ def _environment(hardware: Hardware, index: int, count: int) -> dict[str, str]:
     """What our launcher sets for its workers too, see launch/plan.py, but no plug-in."""
     common = {"VLLM_PLUGINS": "", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
     if not hardware.on_cpu:
-        return common | (
-            {"CUDA_VISIBLE_DEVICES": str(index % hardware.gpus)} if hardware.gpus else {}
-        )
+        return common | ({"CUDA_VISIBLE_DEVICES": hardware.gpus_of(index)} if hardware.gpus else {})
     return common | {
         "OMP_NUM_THREADS": str(max(1, hardware.cores // count)),
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",

@@ -17,6 +17,8 @@ from prefillshare_bench.setting import Running as Running
 from prefillshare_bench.setting import Setting as Setting
 from prefillshare_bench.worker_state import Worker
 from prefillshare_server.config import Cluster
+from prefillshare_server.errors import ConfigError, Problem
+from prefillshare_server.models import checkpoint
 
 ROUTER_SYSTEMS = ("prefillshare", "per_model", "shared_pool", "predictive")
 STOCK_SYSTEMS = ("aggregated", "multi_lora")
@@ -37,6 +39,19 @@ def start(name: str, setting: Setting, folder: Path) -> Iterator[Running]:
     begin = _stock if name in STOCK_SYSTEMS else _routed
     with ending_on_sigterm(), begin(name, setting, folder) as running:
         yield running
+
+
+def require_context(setting: Setting) -> None:
+    """Raise ConfigError if the base cannot take prompts and answers as long as the workload's."""
+    context = checkpoint.context_length(setting.base_dir)
+    if setting.max_model_len > context:
+        raise ConfigError(
+            Problem(
+                "the workload",
+                f"needs {setting.max_model_len} tokens of context; {setting.base} has {context}",
+                "give another --base, smaller lengths, or sessions with fewer calls",
+            )
+        )
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
@@ -39,13 +40,15 @@ from pydantic import (
     model_validator,
 )
 
+from prefillshare_server.config_values import RoleName
 from prefillshare_server.errors import ConfigError, Problem
 
 VERSION = 1
+TAKEN = frozenset({"base", "prefill", "lora"})
+"""Names that no role can have."""
 _IDS = range(20, 250)
 """Ordinary tokens of any vocabulary: what a prompt costs does not depend on what it says."""
-_BYTES_PER_TOKEN = 3
-"""Of a recorded request, whose tokens nobody has counted: fewer than usual, to be safe."""
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 def tokens(count: int, *seed: object) -> list[int]:
@@ -138,9 +141,10 @@ class Session(_Strict):
 class Workload(_Strict):
     """Sessions in the order of their arrival."""
 
-    name: str = Field(min_length=1)
+    name: str
+    """Files are named after it."""
     seed: int = 0
-    roles: tuple[str, ...] = Field(min_length=1)
+    roles: tuple[RoleName, ...] = Field(min_length=1)
     head: int = Field(ge=0, default=0)
     """Tokens in front of every prompt of every session."""
     about: str = ""
@@ -148,6 +152,17 @@ class Workload(_Strict):
 
     @model_validator(mode="after")
     def _hangs_together(self) -> Self:
+        if not _NAME.fullmatch(self.name):
+            raise ValueError(
+                f"name {self.name!r} is to be letters, digits, '.', '_' or '-', 100 at most; "
+                "results are kept in files of that name"
+            )
+        if twice := sorted({role for role in self.roles if self.roles.count(role) > 1}):
+            raise ValueError(f"roles has {twice[0]!r} twice; name each role once")
+        if taken := sorted(TAKEN & set(self.roles)):
+            raise ValueError(f"role {taken[0]!r} is the name of a part of each system; rename it")
+        if len({isinstance(call, Call) for s in self.sessions for call in s.calls}) > 1:
+            raise ValueError("some calls are drawn and some recorded; write a file for each kind")
         ids: set[str] = set()
         before = 0.0
         for session in self.sessions:
@@ -186,37 +201,16 @@ class Workload(_Strict):
         """How many there are."""
         return sum(len(session.calls) for session in self.sessions)
 
-    def longest(self) -> int:
-        """Most tokens that a prompt and its answer have: what `max_model_len` has to be.
-
-        Of recorded calls a guess by their bytes, rather too high.
-        """
-        return max(
-            length + call.answer
-            for session in self.sessions
-            for call, length in zip(session.calls, self._lengths(session), strict=True)
-        )
-
-    def session_prefill_tokens(self, *, per_role: bool = False, block_size: int = 1) -> int | None:
-        """`Session.prefill_tokens` of all calls; None if calls are recorded."""
-        total = 0
+    def longest(self) -> int | None:
+        """Most tokens that a prompt and its answer have; None if calls are recorded."""
+        most = 0
         for session in self.sessions:
-            once = session.prefill_tokens(self.head, per_role=per_role, block_size=block_size)
-            if once is None:
+            lengths = session.prompt_tokens(self.head)
+            if lengths is None:
                 return None
-            total += sum(once)
-        return total
-
-    def _lengths(self, session: Session) -> list[int]:
-        counted = session.prompt_tokens(self.head)
-        if counted is not None:
-            return counted
-        sizes = (
-            len(json.dumps(call.request, ensure_ascii=False).encode())
-            for call in session.calls
-            if isinstance(call, RecordedCall)
-        )
-        return [-(-size // _BYTES_PER_TOKEN) for size in sizes]
+            whole = (n + call.answer for call, n in zip(session.calls, lengths, strict=True))
+            most = max(most, *whole)
+        return most
 
 
 class Context:
@@ -295,26 +289,27 @@ def read(path: Path) -> Workload:
             sessions=tuple(Session(id=s.id, arrival=s.arrival, calls=s.calls) for s in sessions),
         )
     except ValidationError as error:
-        raise ConfigError(*_problems(str(path), error)) from None
+        raise ConfigError(*problems(str(path), error)) from None
 
 
 def _parsed(model: type[_Model], where: str, line: str) -> _Model:
     try:
         return model.model_validate_json(line)
     except ValidationError as error:
-        raise ConfigError(*_problems(where, error)) from None
+        raise ConfigError(*problems(where, error)) from None
 
 
-def _problems(where: str, error: ValidationError) -> list[Problem]:
-    problems = []
+def problems(where: str, error: ValidationError) -> list[Problem]:
+    """What is wrong with a workload that does not hang together."""
+    found_wrong = []
     for found in error.errors(include_url=False):
         field = ".".join(str(part) for part in found["loc"] if part not in ("drawn", "recorded"))
         what = found["msg"].removeprefix("Value error, ")
         if isinstance(found["input"], str | int | float | bool):
             what = f"{found['input']!r}: {what}"
         remedy = "see prefillshare_bench/traces.py for the format"
-        problems.append(Problem(f"{where}: {field}" if field else where, what, remedy))
-    return problems
+        found_wrong.append(Problem(f"{where}: {field}" if field else where, what, remedy))
+    return found_wrong
 
 
 def _written(session: Session) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import psutil
 
 from prefillshare_server.router.topology import Phase
 
-SETTLE_S = 30.0
+SETTLE_S = 120.0
 """Within this time after the last call the counters of every worker stand still."""
 SAMPLE_S = 1.0
 _POLL_S = 0.2

@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from typer.testing import CliRunner, Result
 
-from prefillshare_bench.traces import Call, Session, Workload
+from prefillshare_bench.traces import Call, RecordedCall, Session, Workload
+from prefillshare_server.cli import app
 from tests.router.conftest import base_dir, start, tokenizer
 
 __all__ = ["base_dir", "start", "tokenizer"]
@@ -135,7 +137,22 @@ class served:
         await self._runner.cleanup()
 
 
-def small(*calls: Call, sessions: int = 1, roles: tuple[str, ...] = ("alpha", "beta")) -> Workload:
+def bench(*arguments: object) -> Result:
+    """`prefillshare bench …`, which succeeds."""
+    done = CliRunner().invoke(app, ["bench", *map(str, arguments)], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done
+
+
+def computed_once(workload: Workload, **options: Any) -> int:
+    """`Session.prefill_tokens` of all calls of all sessions."""
+    each = (session.prefill_tokens(workload.head, **options) for session in workload.sessions)
+    return sum(sum(tokens or ()) for tokens in each)
+
+
+def small(
+    *calls: Call | RecordedCall, sessions: int = 1, roles: tuple[str, ...] = ("alpha", "beta")
+) -> Workload:
     """Sessions that are all the same, one each time unit."""
     each = calls or (
         Call(role="alpha", new=40, tail=3, answer=4),

@@ -97,6 +97,8 @@ def point(folder: Path, experiment: str, system: str, **others: Any) -> Path:
         "workload": {"name": name, "seed": 0, "roles": roles, "head": 16, "sha256": f"{name:f<64}"},
         "workload_file": f"{name}.jsonl",
         "setting": {"base": "smollm2-135m-instruct", "kv_blocks": 5120, "block_size": 16},
+        "lost": None,
+        "memory_bytes": 2**32,
         "cluster_file": f"base: smollm2\n# {system}\n",
         "about": {
             **MACHINE,

@@ -9,11 +9,15 @@ from typing import Any
 import pytest
 
 from prefillshare_agents._trace import TRACE, trace
-from prefillshare_bench.imports import recorded
-from prefillshare_bench.traces import RecordedCall, read, write
+from prefillshare_bench import imports
+from prefillshare_bench.traces import RecordedCall, Workload, read, write
 from prefillshare_server.errors import ConfigError
 
 MESSAGES = [{"role": "user", "content": "Hello"}]
+
+
+def recorded(paths: list[Path], **options: Any) -> Workload:
+    return imports.recorded(paths, **options).workload
 
 
 def body(model: str = "planner", **fields: Any) -> dict[str, Any]:
@@ -109,11 +113,88 @@ def test_answers_are_as_long_as_the_log_says(tmp_path: Path) -> None:
     assert answers(tmp_path, *lines, answer=5, longest_answer=55) == [7, 7, 7, 50, 55, 5]
 
 
+def said(*texts: str, system: str | None = None) -> list[dict[str, str]]:
+    """A conversation that a user begins."""
+    head = [] if system is None else [{"role": "system", "content": system}]
+    speakers = ("user", "assistant")
+    return head + [{"role": speakers[n % 2], "content": text} for n, text in enumerate(texts)]
+
+
+def test_requests_without_a_session_join_the_one_that_they_go_on_from(tmp_path: Path) -> None:
+    conversations = [
+        said("Where is it?", system="You plan."),
+        said("Who are you?"),
+        said("Where is it?", "North.", "And blue?", system="You write code."),
+        said("Where is it?", "North.", "And blue?", system="You judge."),
+        said("Who are you?", "A model.", "Thanks."),
+    ]
+    path = written(tmp_path, *(body(messages=messages) for messages in conversations))
+    workload = recorded([path])
+    assert [len(session.calls) for session in workload.sessions] == [3, 2]
+    first = [call.request["messages"] for call in workload.sessions[0].calls]  # type: ignore[union-attr]
+    assert first == [conversations[0], conversations[2], conversations[3]]
+
+
+def test_who_asks_the_same_again_begins_a_session(tmp_path: Path) -> None:
+    """Independent requests of one text are no conversation; another role reads the same context."""
+    models = ("planner", "planner", "critic", "planner")
+    found = imports.recorded([written(tmp_path, *map(body, models))])
+    roles = [[call.role for call in session.calls] for session in found.workload.sessions]
+    assert roles == [["planner"], ["planner", "critic"], ["planner"]]
+    assert found.joined == 3
+
+
+def test_a_request_without_a_session_joins_one_with_a_name(tmp_path: Path) -> None:
+    named = {"session": "unnamed-1", "body": body(messages=said("Hi"))}
+    later = [body(messages=said("Hi", "Hello", "Who?")), body(messages=said("Bye"))]
+    workload = recorded([written(tmp_path, named, *later)])
+    assert [(s.id, len(s.calls)) for s in workload.sessions] == [("unnamed-1", 2), ("unnamed-2", 1)]
+
+
+def test_logs_of_several_processes_are_put_in_order_by_their_times(tmp_path: Path) -> None:
+    for name, times in (("one", (5, 20)), ("two", (1, 10))):
+        (tmp_path / name).mkdir()
+        lines = [{"time": at, "session": "a", "body": body(f"at{at}")} for at in times]
+        written(tmp_path / name, *lines)
+    workload = recorded([tmp_path / name / "trace.jsonl" for name in ("one", "two")])
+    assert [call.role for call in workload.sessions[0].calls] == ["at1", "at5", "at10", "at20"]
+
+
+def test_times_and_roles_may_stand_anywhere_around_a_request(tmp_path: Path) -> None:
+    lines = [
+        {"session": s, "request": {"ts": at, "agent": "coder", "body": body()}}
+        for s, at in (("a", 10), ("b", 12))
+    ]
+    found = imports.recorded([written(tmp_path, *lines)], role_key="agent")
+    assert (found.rate, found.workload.roles) == (0.5, ("coder",))
+
+
+@pytest.mark.parametrize("key", ["metadata.agent", "agent"])
+def test_a_role_may_be_named_by_any_field(tmp_path: Path, key: str) -> None:
+    lines = [
+        {"session": "a", "agent": agent, "body": body("gpt", metadata={"agent": agent})}
+        for agent in ("Planner", "Coder")
+    ]
+    assert recorded([written(tmp_path, *lines)], role_key=key).roles == ("planner", "coder")
+
+
+def test_how_fast_sessions_came_and_what_was_left_out_is_told(tmp_path: Path) -> None:
+    lines = [{"time": t, "session": s, "body": body()} for s, t in (("a", 100), ("b", 104))]
+    embedding = {"path": "/v1/embeddings", "body": {"input": "x"}}
+    found = imports.recorded([written(tmp_path, *lines, embedding)])
+    assert (found.rate, found.skipped) == (0.25, 1)
+    assert "0.25 sessions a second" in found.workload.about
+    untimed = imports.recorded([written(tmp_path, body())])
+    assert untimed.rate is None
+
+
 def test_a_session_may_be_named_by_any_field(tmp_path: Path) -> None:
     path = written(tmp_path, body(thread="x"), body(thread="y"))
     assert [s.id for s in recorded([path], session_key="thread").sessions] == ["x", "y"]
 
 
+IMAGE = [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}]
+SURROGATE = '{"session":"a","model":"m","messages":[{"role":"user","content":"\\ud83d"}]}' + "\n"
 NAMED = {"session": "a", "body": body()}
 
 
@@ -122,13 +203,41 @@ NAMED = {"session": "a", "body": body()}
     [
         ([], "has no chat requests"),
         ([NAMED, "{\n"], ":2: the line: "),
-        ([NAMED, {"body": body()}], ":2: the request belongs to no session"),
         ([NAMED, {"session": "a", "body": {"messages": MESSAGES}}], ":2: model: None"),
         ([{**NAMED, "time": 1}, {"session": "b", "body": body()}], ":2: has no time"),
         ([{**NAMED, "time": "soon"}], ":1: time: 'soon' is no time"),
         ([{**NAMED, "time": True}], ":1: time: True is no time"),
+        ([{"session": "a", "body": body(messages=[])}], ":1: messages: must not be empty"),
+        ([{"session": "a", "body": body("base")}], ":1: model: 'base' is the name of a part"),
+        (
+            ['{"session":"a","model":"m","messages":[{"role":"user","content":"\\ud83d"}]}\n'],
+            "half a",
+        ),
+        ([{**NAMED, "time": float("nan")}], ":1: time: nan is no time"),
+        ([{**NAMED, "time": 1e300}], ":1: time: 1e+300 is no time"),
+        ([{"session": "", "body": body()}], ":1: the session's name is empty"),
+        (
+            [{"session": "a", "body": body(messages=[{"role": "user", "content": IMAGE}])}],
+            ":1: mes",
+        ),
+        ([{"session": "a", "body": body(messages=["Hello"])}], ":1: messages[0]: 'Hello' is no"),
+        ([NAMED, {"body": body("Planner!")}, {"body": body("planner-")}], "would both be role"),
     ],
-    ids=["empty", "json", "session", "model", "no time", "word", "bool"],
+    ids=[
+        *(
+            "empty",
+            "json",
+            "model",
+            "no time",
+            "word",
+            "bool",
+            "no messages",
+            "reserved",
+            "surrogate",
+        ),
+        *("nan", "huge"),
+        *("unnamed", "image", "no message", "two roles in one"),
+    ],
 )
 def test_a_line_that_cannot_be_used_is_named(tmp_path: Path, lines: list[Any], said: str) -> None:
     with pytest.raises(ConfigError) as error:

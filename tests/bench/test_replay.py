@@ -10,7 +10,15 @@ import pytest
 from prefillshare_bench.records import CallRecord, Replay
 from prefillshare_bench.replay import replay
 from prefillshare_bench.traces import Call, Context, RecordedCall, Session, Workload
-from tests.bench.conftest import MockServer, answer, chunk, served, small, usage
+from tests.bench.conftest import (
+    MockServer,
+    answer,
+    chunk,
+    computed_once,
+    served,
+    small,
+    usage,
+)
 from tests.router.conftest import Start
 
 TEST_S = 20
@@ -312,7 +320,7 @@ async def test_a_real_router_says_what_was_cached_and_who_did_it(start: Start) -
         assert [call.error for call in done.calls] == [None] * 3
         assert [call.prompt_tokens for call in done.calls] == [59, 82, 106]
         computed = [call.computed_tokens or 0 for call in done.calls]
-        assert sum(computed) == workload.session_prefill_tokens(block_size=16)
+        assert sum(computed) == computed_once(workload, block_size=16)
         assert done.calls[1].cached_tokens == 48
         assert [call.decode_worker for call in done.calls] == ["alpha-0", "beta-0", "alpha-0"]
         assert len({call.prefill_worker for call in done.calls}) == 1

@@ -113,6 +113,8 @@ def test_low_overlap_tells_what_each_role_had_computed_again(tmp_path: Path) -> 
     assert workers["recompute_amplification_by_role"] == {"main": 3, "sub1": 1}
     assert any("main: 3, sub1: 1" in str(section.tables) for section in sections(content))
     assert any("main: 7.55" in str(section.tables) for section in sections(content))
+    lengths = workload.sessions[0].prompt_tokens(workload.head) or []
+    assert content["low_overlap"]["overlap"] == round(3 * workload.head / sum(lengths), 6)
 
 
 def test_low_overlap_in_a_closed_loop_is_told_of_by_its_limit(tmp_path: Path) -> None:
@@ -179,7 +181,8 @@ def test_memory_is_the_cached_blocks_that_the_workload_left(tmp_path: Path) -> N
     # Two of the three workers prefill; there are two sessions.
     assert content["systems"]["prefillshare"]["kv_bytes"] == 2 * 2 * folders.BLOCK_BYTES
     assert content["systems"]["prefillshare"]["kv_bytes_per_session"] == 2 * folders.BLOCK_BYTES
-    assert content["ratios"]["per_model"] == {"kv_bytes": 4, "kv_bytes_per_session": 4}
+    ratios = content["ratios"]["per_model"]
+    assert ratios == {"kv_bytes": 4, "kv_bytes_per_session": 4, "memory_bytes": 1}
 
 
 def test_memory_of_a_cache_that_is_full_is_unknown(tmp_path: Path) -> None:

@@ -3,13 +3,14 @@
 import json
 import re
 from pathlib import Path
+from shutil import copy2
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
 from prefillshare_bench import paper
-from prefillshare_bench.report import files, pictures
+from prefillshare_bench.report import files, markdown, pictures
 from prefillshare_bench.report.command import report_command
 from prefillshare_bench.report.points import read
 from prefillshare_bench.report.sections import sections
@@ -112,7 +113,42 @@ def test_docs_get_a_json_and_a_picture_for_every_experiment(tmp_path: Path) -> N
     folders.point(tmp_path, "memory", "prefillshare")
     report_command(tmp_path, docs=tmp_path / "docs")
     names = {path.name for path in (tmp_path / "docs").iterdir()}
-    assert names == {"swarm.json", "swarm.png", "memory.json", "memory.png"}
+    assert names == {"swarm.json", "swarm.png", "memory.json", "memory.png", "evaluation.md"}
+
+
+def test_the_docs_page_has_every_table_and_where_it_is_from(whole: Path, tmp_path: Path) -> None:
+    report_command(whole, docs=tmp_path)
+    text = (tmp_path / "evaluation.md").read_text()
+    found = sections(
+        {name: json.loads((tmp_path / f"{name}.json").read_text()) for name in files.FILES}
+    )
+    for section in found:
+        assert f"## {section.title}\n" in text
+        assert f"![{section.title}]({section.name}.png)" in text
+        assert all(f"**{table.caption}**" in text for table in section.tables if not table.folded)
+    assert text.count("prefillshare bench run") >= len(files.FILES)
+
+
+def test_files_of_other_experiments_stay_and_are_on_the_docs_page(tmp_path: Path) -> None:
+    docs = tmp_path / "docs"
+    folders.point(tmp_path / "swarm", "swarm", "prefillshare")
+    report_command(tmp_path / "swarm", docs=docs)
+    before = (docs / "swarm.json").read_bytes()
+    folders.point(tmp_path / "memory", "memory", "prefillshare")
+    report_command(tmp_path / "memory", docs=docs)
+    assert (docs / "swarm.json").read_bytes() == before
+    text = (docs / "evaluation.md").read_text()
+    assert "## Swarm (Table 5)" in text
+    assert "## KV memory (Table 11)" in text
+
+
+def test_the_figures_of_the_documentation_are_those_of_its_results_files(tmp_path: Path) -> None:
+    results = Path(__file__).parents[2] / "docs" / "results"
+    for name in files.FILES:
+        if (file := results / f"{name}.json").exists():
+            copy2(file, tmp_path)
+            assert file.with_suffix(".png").exists()
+    assert markdown.write(tmp_path).read_text() == (results / markdown.NAME).read_text()
 
 
 def test_the_same_points_make_the_same_files(tmp_path: Path) -> None:
@@ -122,14 +158,6 @@ def test_the_same_points_make_the_same_files(tmp_path: Path) -> None:
         report_command(tmp_path / "points", tmp_path / again / "page.html", tmp_path / again)
     for name in ("page.html", "swarm.json", "swarm.png"):
         assert (tmp_path / "first" / name).read_bytes() == (tmp_path / "second" / name).read_bytes()
-
-
-def test_files_of_other_experiments_stay(tmp_path: Path) -> None:
-    folders.point(tmp_path / "points", "memory", "prefillshare")
-    (tmp_path / "docs").mkdir()
-    (tmp_path / "docs" / "swarm.json").write_text("{}")
-    report_command(tmp_path / "points", docs=tmp_path / "docs")
-    assert (tmp_path / "docs" / "swarm.json").read_text() == "{}"
 
 
 def test_an_empty_folder_is_refused(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 from prefillshare_bench import traces, workloads
 from prefillshare_bench.report import files
 from prefillshare_bench.report.points import read
+from prefillshare_server.errors import ConfigError
 from tests.bench import folders
 
 NAMED = {
@@ -143,8 +144,54 @@ def test_repeats_are_averaged(tmp_path: Path) -> None:
     assert serving(tmp_path)["prefillshare"]["p95_s"] == 2.5
 
 
-def test_one_repeat_has_no_interval(tmp_path: Path) -> None:
-    two(tmp_path)
+def test_one_repeat_has_intervals_of_latencies_over_its_sessions(tmp_path: Path) -> None:
+    def calls(slower: float) -> list[dict[str, Any]]:
+        return [
+            folders.call(
+                f"s{n}", at, arrived_s=n, first_s=n + slower * (1 + n), last_s=n + slower * (2 + n)
+            )
+            for n in range(4)
+            for at in (0, 1)
+        ]
+
+    folders.point(tmp_path, "react", "prefillshare", calls=calls(1))
+    folders.point(tmp_path, "react", "per_model", calls=calls(3))
+    found = serving(tmp_path)
+    # Each session is three times as slow, so every draw of sessions is.
+    assert found["ratios_ci95"]["per_model"]["ttft_ms"] == [3, 3]
+    low, high = found["ci95"]["prefillshare"]["ttft_ms"]
+    assert 1000 <= low < 2500 < high <= 4000
+    low, high = found["ci95"]["prefillshare"]["session_p95_s"]
+    assert 2 <= low < high <= 5
+    assert "throughput_tok_s" not in found["ci95"]["prefillshare"]
+
+
+def test_sessions_of_different_lengths_have_an_interval_too(tmp_path: Path) -> None:
+    calls = [folders.call("s0", 0), folders.call("s1", 0), folders.call("s1", 1, last_s=9)]
+    folders.point(tmp_path, "react", "prefillshare", calls=calls)
+    assert serving(tmp_path)["ci95"]["prefillshare"]["mean_s"] == [2, 5.5]
+
+
+def test_one_point_twice_is_refused(tmp_path: Path) -> None:
+    file = folders.point(tmp_path, "react", "prefillshare")
+    file.with_name("copy.json").write_text(file.read_text())
+    with pytest.raises(ConfigError, match="is the same measurement as"):
+        read(tmp_path)
+
+
+def test_rates_and_closed_loops_are_refused_together(tmp_path: Path) -> None:
+    folders.point(tmp_path, "memory", "prefillshare", rate=None, limit=1)
+    folders.point(tmp_path, "react", "prefillshare", rate=1)
+    assert len(read(tmp_path)) == 2
+    folders.point(tmp_path, "react", "per_model", rate=None, limit=1)
+    with pytest.raises(ConfigError, match="react: was measured at rates"):
+        read(tmp_path)
+
+
+def test_a_single_session_has_no_interval(tmp_path: Path) -> None:
+    calls = [folders.call("s0", 0), folders.call("s0", 1)]
+    folders.point(tmp_path, "react", "prefillshare", calls=calls)
+    folders.point(tmp_path, "react", "per_model", calls=calls)
     assert serving(tmp_path)["ratios_ci95"] == {}
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import CliRunner
 
 from prefillshare_bench import adapters, runs, systems, traces
 from prefillshare_bench.experiments import EXPERIMENTS, SIZES, Load, of_file
@@ -23,6 +23,7 @@ from prefillshare_bench.setting import Running, Setting
 from prefillshare_bench.worker_state import Sampler, WorkerState
 from prefillshare_server.cli import app, main
 from prefillshare_server.errors import ConfigError
+from tests.bench.conftest import bench
 
 SMALL = SIZES["small"]
 
@@ -136,6 +137,8 @@ def test_a_folder_is_not_gone_on_with_by_other_options(
         "version": 1,
         "workload": runs._header(done.workload),
         "setting": runs._told(plan.setting),
+        "lost": None,
+        "calls": [{"error": None}],
     }
     (tmp_path / done.file).write_text(json.dumps(result))
     assert runs.missing(plan, tmp_path).points == plan.points[1:]
@@ -145,8 +148,91 @@ def test_a_folder_is_not_gone_on_with_by_other_options(
         runs.missing(another, tmp_path)
 
 
-def test_a_file_with_the_name_of_an_experiment_is_refused(tmp_path: Path) -> None:
-    file = tmp_path / "react.jsonl"
+@pytest.mark.parametrize(
+    ("lost", "error", "is_measured_again"),
+    [(None, None, False), (None, "no room", True), ("prefill-0 is gone", None, True)],
+)
+def test_points_in_which_calls_failed_are_measured_again_if_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    lost: str | None,
+    error: str | None,
+    is_measured_again: bool,
+) -> None:
+    monkeypatch.setattr(adapters, "draw", lambda _, __, roles: dict.fromkeys(roles, tmp_path))
+    plan = planned("react", tmp_path)[0]
+    result = {
+        "version": 1,
+        "workload": runs._header(plan.points[0].workload),
+        "setting": runs._told(plan.setting),
+        "lost": lost,
+        "calls": [{"error": None}, {"error": error}],
+    }
+    (tmp_path / plan.points[0].file).write_text(json.dumps(result))
+    assert len(runs.missing(plan, tmp_path).points) == len(plan.points) - 1
+    left = len(plan.points) - (0 if is_measured_again else 1)
+    assert len(runs.missing(plan, tmp_path, again=True).points) == left
+
+
+def test_a_folder_has_points_of_one_kind_of_loop(tmp_path: Path) -> None:
+    rates = runs.points("react", EXPERIMENTS["react"], SMALL, repeats=1)
+    closed = replace(EXPERIMENTS["react"], loads=lambda _: [Load(limit=2)])
+    runs.require_one_loop(rates, tmp_path)
+    (tmp_path / rates[0].file).touch()
+    runs.require_one_loop(rates, tmp_path)
+    with pytest.raises(ConfigError, match=r"closed loop.*another --out"):
+        runs.require_one_loop(runs.points("react", closed, SMALL, repeats=1), tmp_path)
+
+
+def test_what_is_asked_for_twice_is_measured_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    measured: list[str] = []
+    monkeypatch.setattr(adapters, "draw", lambda _, __, roles: dict.fromkeys(roles, tmp_path))
+    monkeypatch.setattr(
+        runs, "measure", lambda plan, *_, **__: measured.extend(p.file for p in plan.points)
+    )
+    options = ["--system", "per_model"] * 2 + ["--max-sessions", "4"] * 2
+    command = ["run", "concurrency", *options, "--base", "tiny-base", "--out", tmp_path]
+    bench(*command)
+    assert measured == ["react.per_model.rate0.4-max4.0.json"]
+
+
+def test_a_context_that_the_base_does_not_have_is_told_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs, "measure", lambda *_, **__: pytest.fail("it was measured"))
+    command = ["bench", "run", "memory", "react", "--size", "paper", "--base", "tiny-base"]
+    done = CliRunner().invoke(app, [*command, "--out", str(tmp_path)])
+    assert isinstance(done.exception, ConfigError)
+    assert "needs 4352 tokens of context; tiny-base has 4096" in str(done.exception)
+
+
+def test_an_option_without_effect_is_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(adapters, "draw", lambda _, __, roles: dict.fromkeys(roles, tmp_path))
+    monkeypatch.setattr(runs, "measure", lambda *_, **__: None)
+    command = ["run", "memory", "concurrency", "--rate", 1, "--size", "smoke"]
+    said = bench(*command, "--base", "tiny-base", "--out", tmp_path).stderr
+    assert "memory: --rate has no effect on it" in said
+    assert "concurrency: --rate" not in said
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"version": 1, "workload": {}}'])
+def test_a_file_that_is_no_measurement_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str
+) -> None:
+    monkeypatch.setattr(adapters, "draw", lambda _, __, roles: dict.fromkeys(roles, tmp_path))
+    plan = planned("react", tmp_path)[0]
+    (tmp_path / plan.points[0].file).write_text(text)
+    with pytest.raises(ConfigError, match=r"is no measurement.*delete it"):
+        runs.missing(plan, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["react", "serving_react"])
+def test_a_file_with_the_name_of_an_experiment_is_refused(tmp_path: Path, name: str) -> None:
+    file = tmp_path / f"{name}.jsonl"
     traces.write(every_point("react")[0].workload, file)
     with pytest.raises(ConfigError, match="name of the experiment react"):
         of_file(file)
@@ -169,6 +255,9 @@ def test_one_system_that_dies_leaves_the_others_to_be_measured(
     assert began == ["prefillshare", "per_model", "shared_pool"]
     assert done.exit_code == 1
     assert "per_model left out: no memory left" in done.stderr
+    point = "react.per_model.rate5.0"
+    why = tmp_path / "attribution" / "logs" / point / "error.txt"
+    assert "OSError: no memory left" in why.read_text()
 
 
 def test_calls_that_failed_are_told_of_and_a_point_without_any_other_is_none() -> None:
@@ -221,7 +310,9 @@ def test_a_system_that_dies_under_a_load_leaves_what_its_calls_saw(
         (["run", "react", "--system", "ours"], "--system: 'ours' is none; use prefillshare,"),
         (["run", "react", "--closed-loop", "2", "--rate", "1"], "--closed-loop: does not go with"),
         (["run", "react", "--size", "huge"], "--size: 'huge' is none; use smoke, small, paper"),
+        (["run", "react", "react"], "EXPERIMENT: react is there twice"),
         (["run", "no.jsonl"], "no.jsonl: cannot be read"),
+        (["workload", "react", "react.jsonl"], "react.jsonl: has the name of the experiment"),
         (["workload", "raect", "x.jsonl"], "NAME: 'raect' is none; use react,"),
         (["workload", "supervisor", "x.jsonl", "--roles", "1"], "supervisor: roles is 1; "),
     ],
@@ -237,80 +328,7 @@ def test_what_does_not_exist_is_named_with_what_does(
 
 
 def test_a_workload_is_written_and_told_of(tmp_path: Path) -> None:
-    file = tmp_path / "react.jsonl"
+    file = tmp_path / "mine.jsonl"
     said = bench("workload", "react", file, "--sessions", 2, "--scale", 0.1).output
     assert "2 sessions, 32 calls, 4 roles" in said
     assert traces.read(file).calls == 32
-
-
-@pytest.fixture
-def home(tiny_home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The store of the tests also for the processes that they start."""
-    monkeypatch.setenv("PREFILLSHARE_HOME", str(tiny_home))
-    return tiny_home
-
-
-@pytest.mark.engine
-def test_a_file_of_sessions_is_measured_once_and_reported(home: Path, tmp_path: Path) -> None:
-    file, out = tmp_path / "mine.jsonl", tmp_path / "results"
-    bench("workload", "react", file, "--sessions", 2, "--scale", 0.03, "--roles", 2)
-    measure = ["run", file, "--system", "prefillshare", "--rate", 5, "--base", "tiny-base"]
-    measure += ["--max-sessions", 1]
-    assert "1 of 1 points to measure" in bench(*measure, "--out", out).stderr
-    assert "0 of 1 points to measure" in bench(*measure, "--out", out).stderr
-
-    [point] = (out / "mine").glob("*.json")
-    found = json.loads(point.read_text())
-    assert traces.read(point.with_name(found["workload_file"])).calls == len(found["calls"])
-    assert found["figures"]["calls"] == 16
-    assert found["figures"]["failed_sessions"] == 0
-    # Nothing twice; each of the two prefill workers has one session.
-    once = traces.read(point.with_name(found["workload_file"])).session_prefill_tokens(
-        block_size=32
-    )
-    assert once is not None
-    assert found["figures"]["prefilled_tokens"] == once
-    # What so small a workload has in use may be over before it is seen; what it leaves is not.
-    assert min(worker["cached_blocks"] for worker in found["workers"]["after"]) > 0
-    assert found["peaks"]["cached_blocks"] > 0
-    assert found["figures"]["kv_bytes_peak"] == found["peaks"]["kv_bytes"]
-    assert "agent1" in found["cluster_file"]
-
-    page = out / "report.html"
-    bench("report", out)
-    assert "mine" in page.read_text()
-
-
-@pytest.mark.engine
-def test_recorded_requests_are_run_on_ours_and_on_stock_engines(home: Path, tmp_path: Path) -> None:
-    log, file, out = tmp_path / "log.jsonl", tmp_path / "mine.jsonl", tmp_path / "results"
-    said = [{"role": "user", "content": "Where is the red door?"}]
-    said += [{"role": "assistant", "content": "North."}, {"role": "user", "content": "And blue?"}]
-    requests = [
-        {"model": model, "messages": said[:length], "max_tokens": 9, "session_id": session}
-        for session in ("a", "b")
-        for model, length in (("org/Planner", 1), ("org/Coder", 3))
-    ]
-    log.write_text("".join(f"{json.dumps(request)}\n" for request in requests))
-    bench("import", log, "--out", file, "--longest-answer", 6)
-    measure = ["run", file, "--closed-loop", 1, "--base", "tiny-base", "--out", out]
-    bench(*measure, "--system", "prefillshare", "--system", "aggregated")
-
-    points = sorted((out / "mine").glob("*.json"))
-    assert [point.name for point in points] == [
-        f"mine.{system}.limit1.0.json" for system in ("aggregated", "prefillshare")
-    ]
-    stock, ours = (json.loads(point.read_text()) for point in points)
-    for found in (stock, ours):
-        assert [call["generated"] for call in found["calls"]] == [6, 6, 6, 6]
-        assert [call["role"] for call in found["calls"]] == ["org-planner", "org-coder"] * 2
-        assert found["figures"]["failed_sessions"] == 0
-    assert [call["prompt_tokens"] for call in ours["calls"]] == [
-        call["prompt_tokens"] for call in stock["calls"]
-    ]
-
-
-def bench(*arguments: object) -> Result:
-    done = CliRunner().invoke(app, ["bench", *map(str, arguments)], catch_exceptions=False)
-    assert done.exit_code == 0, done.output
-    return done

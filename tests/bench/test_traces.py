@@ -21,7 +21,7 @@ from prefillshare_bench.traces import (
     write,
 )
 from prefillshare_server.errors import ConfigError
-from tests.bench.conftest import small
+from tests.bench.conftest import computed_once, small
 
 ROLES = ("alpha", "beta", "gamma")
 CALLS = st.builds(
@@ -41,7 +41,7 @@ SESSIONS = st.builds(
 )
 WORKLOADS = st.builds(
     Workload,
-    name=st.text(min_size=1, max_size=8),
+    name=st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,7}", fullmatch=True),
     seed=st.integers(),
     roles=st.just(ROLES),
     head=st.integers(0, 40),
@@ -163,20 +163,23 @@ def test_an_answer_that_is_not_kept_is_in_no_later_prompt() -> None:
 def test_the_longest_call_is_a_prompt_with_its_answer() -> None:
     # 16 + 40 + 3 + 4 = 63; 16 + 64 + 2 + 3 = 85 with answer; 16 + 40 + 4 + 20 + 3 + 20 + 3 + 2
     assert small().longest() == 108
+    recorded = RecordedCall(role="alpha", request={"messages": []}, answer=1)
+    assert small(recorded).longest() is None
 
 
 def test_each_history_is_computed_once_or_once_per_role() -> None:
     workload = small(sessions=2)
     # 59, then 4 + 20 + 2, then 3 + 20 + 3 of each session.
-    assert workload.session_prefill_tokens() == 2 * (59 + 26 + 26)
+    assert computed_once(workload) == 2 * (59 + 26 + 26)
     # Beta reads all 82; alpha knows 56 tokens of the 106 of its second prompt.
-    assert workload.session_prefill_tokens(per_role=True) == 2 * (59 + 82 + 50)
+    assert computed_once(workload, per_role=True) == 2 * (59 + 82 + 50)
     # 48 of the first 56 tokens are whole blocks, 80 of the next 80.
-    assert workload.session_prefill_tokens(block_size=16) == 2 * (59 + 34 + 26)
+    assert computed_once(workload, block_size=16) == 2 * (59 + 34 + 26)
 
 
 HEADER = '{"type":"workload","version":1,"name":"w","seed":0,"roles":["a"],"head":0}\n'
 CALL = '{"role":"a","history":"main","new":1,"tail":1,"answer":1}'
+SESSION = '{"type":"session","id":"s","arrival":0,"calls":[' + CALL + "]}"
 
 
 @pytest.mark.parametrize(
@@ -187,6 +190,11 @@ CALL = '{"role":"a","history":"main","new":1,"tail":1,"answer":1}'
         (HEADER.replace('"version":1', '"version":2'), ":1: version: 2: "),
         (HEADER.replace('"head":0', '"haed":0'), ":1: haed"),
         (HEADER, "sessions"),
+        (HEADER.replace('"w"', '"a/b"') + SESSION, "name 'a/b' is to be letters"),
+        (HEADER.replace('["a"]', '["a","../a"]') + SESSION, "role name '../a' must be"),
+        (HEADER.replace('["a"]', '["a","A"]') + SESSION, "role name 'A' must be"),
+        (HEADER.replace('["a"]', '["a","a"]') + SESSION, "roles has 'a' twice"),
+        (HEADER.replace('["a"]', '["a","base"]') + SESSION, "role 'base' is the name of a part"),
         (HEADER + '{"type":"session","id":"s","arrival":-1,"calls":[' + CALL + "]}", ":2: arrival"),
         (
             HEADER
@@ -203,7 +211,10 @@ CALL = '{"role":"a","history":"main","new":1,"tail":1,"answer":1}'
             "session 's', call 0: role 'b' is none of the workload's roles ['a']",
         ),
     ],
-    ids=["empty", "json", "version", "unknown", "no sessions", "arrival", "type", "role"],
+    ids=[
+        *("empty", "json", "version", "unknown", "no sessions", "path", "role path", "capital"),
+        *("twice", "reserved", "arrival", "type", "role"),
+    ],
 )
 def test_a_bad_file_is_refused_by_line_and_field(tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / "w.jsonl").write_text(text)

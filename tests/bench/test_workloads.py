@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from prefillshare_bench import workloads
 from prefillshare_bench.experiments import BLOCK
 from prefillshare_bench.traces import Call, Session, Workload
+from tests.bench.conftest import computed_once
 
 BUILDS: list[Callable[..., Workload]] = [
     workloads.react,
@@ -85,7 +86,7 @@ def test_papers_size_shares_what_the_papers_hit_rate_says() -> None:
     for build in (workloads.react, workloads.reflexion):
         workload = build(sessions=1)
         prompts = workload.sessions[0].prompt_tokens(workload.head)
-        computed = workload.session_prefill_tokens(block_size=16)
+        computed = computed_once(workload, block_size=16)
         assert prompts is not None
         assert computed is not None
         assert 1 - computed / sum(prompts) == pytest.approx(0.89, abs=0.01)
@@ -130,9 +131,7 @@ def test_the_first_input_has_the_length_that_was_asked_for(tokens: int) -> None:
 
 
 def test_what_is_computed_for_one_context_hardly_grows_with_the_roles() -> None:
-    one, eight = (
-        workloads.roles_scaling(roles, sessions=1).session_prefill_tokens() for roles in (1, 8)
-    )
+    one, eight = (computed_once(workloads.roles_scaling(roles, sessions=1)) for roles in (1, 8))
     assert one == 32 + 4096 + 8
     assert eight == one + 7 * 8
 

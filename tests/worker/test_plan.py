@@ -172,6 +172,14 @@ def test_a_request_of_full_length_always_fits(tmp_path: Path) -> None:
     assert blocks == 4096 // 32 + 1
 
 
+def test_gpu_workers_take_turns_on_the_gpus_that_a_user_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
+    devices = [spec.env["CUDA_VISIBLE_DEVICES"] for spec in planned(tmp_path, GPU).values()]
+    assert devices == ["4", "7", "4", "7"]
+
+
 def test_gpu_workers_take_turns_on_the_gpus(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

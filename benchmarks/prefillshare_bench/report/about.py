@@ -12,6 +12,10 @@ RATIOS: Final = (
     "above 1: PrefillShare is better (baseline/ours where less is better, else ours/baseline); "
     "1: equal; null: one is unknown, or the divisor is 0"
 )
+INTERVALS: Final = (
+    "95%, by bootstrap: over repeats; where there is one repeat, over its sessions, which wait for "
+    "each other: two runs can differ by more. Those are of means, p50 and p95 of latencies and TTFT"
+)
 LATENCIES: Final = (
     "p50_s, p95_s, p99_s and mean_s are of one call; session_*_s of a whole session, from its "
     "arrival, waiting included"
@@ -36,6 +40,7 @@ def about(points: Sequence[Point]) -> dict[str, Any]:
         "setting": _distinct(point.data.get("setting") for point in points),
         "repeats": max((point.repeat for point in points), default=-1) + 1,
         "ratios": RATIOS,
+        "intervals": INTERVALS,
         "latencies": LATENCIES,
         "throughput": "tokens of prompts and answers per second; generated_tok_s: of answers alone",
     }

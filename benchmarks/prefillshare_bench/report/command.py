@@ -30,8 +30,9 @@ def report_command(
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Also write the figures (serving_react.json, attribution.json, …) and plots (PNG) "
-            "here. Files of experiments that FOLDER has no points of stay as they are.",
+            help="Also write the figures (serving_react.json, attribution.json, …), plots (PNG) "
+            "and all tables (evaluation.md) here. Files of experiments that FOLDER has no points "
+            "of stay as they are.",
             show_default=False,
         ),
     ] = None,
@@ -48,7 +49,7 @@ def report_command(
       prefillshare bench report results/ --out page.html --docs docs/results
     """
     # matplotlib takes a second to load, and `--help` needs none of it.
-    from prefillshare_bench.report import files, pictures
+    from prefillshare_bench.report import files, markdown, pictures
     from prefillshare_bench.report.page import page
     from prefillshare_bench.report.points import read
 
@@ -66,4 +67,4 @@ def report_command(
         for name, content in results.items():
             files.write(content, docs / f"{name}.json")
             pictures.png(name, content, docs / f"{name}.png")
-        console.print(f"figures and plots: {docs}")
+        console.print(f"figures and plots: {docs}; tables: {markdown.write(docs)}")

@@ -15,6 +15,7 @@ _ALIASES: Final = {
     "local_prefill_tokens": "prefilled_tokens",
     "hit_percent": "hit_rate",
     "kv_bytes": "kv_bytes_peak",
+    "memory_bytes": "kv_bytes_peak",
     "kv_prefill_bytes": "kv_bytes_peak",
     "kv_kept_bytes": "kv_bytes_peak",
     "kv_bytes_per_session": "kv_bytes_peak",

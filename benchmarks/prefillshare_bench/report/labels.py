@@ -50,6 +50,7 @@ MEASURES: Final[Mapping[str, Measure]] = {
     "kv_prefill_bytes": Measure("KV kept by prefill workers", "MiB", scale=2**-20),
     "kv_kept_bytes": Measure("KV kept by all workers", "MiB", scale=2**-20),
     "kv_bytes": Measure("KV kept", "MiB", scale=2**-20),
+    "memory_bytes": Measure("memory of all processes", "MiB", scale=2**-20),
     "kv_bytes_per_session": Measure("KV kept per session", "MiB", scale=2**-20),
 }
 """`sessions` and `calls` are not here: no ratio of them says that a system is better."""

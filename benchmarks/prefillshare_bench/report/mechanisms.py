@@ -50,6 +50,7 @@ def memory(points: Sequence[Point]) -> dict[str, Any]:
             "kv_bytes_per_session": mean([_per_session(point) for point in found.points]),
             "cached_blocks": mean([_cached_blocks(point) for point in found.points]),
             "bytes_per_block": _bytes_per_block(found.points),
+            "memory_bytes": mean([point.data.get("memory_bytes") for point in found.points]),
             "survived": found.survived,
             "repeats": len(found.points),
         }
@@ -69,6 +70,8 @@ def memory(points: Sequence[Point]) -> dict[str, Any]:
             **about(points),
             "kv_bytes": "cached blocks x bytes of a block, over all workers that prefill, at the "
             "end of the workload less at its beginning; read from the engines, not computed",
+            "memory_bytes": "all processes of the system after the workload, with weights and "
+            "room for KV; what several share counts once (PSS), what lies on GPUs does not",
         },
     }
 

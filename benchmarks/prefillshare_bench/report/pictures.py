@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Mapping
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -46,8 +47,8 @@ def svg(name: str, content: Mapping[str, Any]) -> str:
     text = re.sub(r"<style.*?</style>", "", text, flags=re.DOTALL)
     # Groups are never referred to, and their names would come again in the next picture.
     text = re.sub(r'<g id="[^"]*"', "<g", text)
-    start = rf'<svg class="plot" role="img" aria-label="{name}" \1>'
-    return re.sub(r'^<svg [^>]*?(viewBox="[^"]*")[^>]*>', start, text)
+    start = f'<svg class="plot" role="img" aria-label="{escape(name)}"'
+    return re.sub(r'^<svg [^>]*?(viewBox="[^"]*")[^>]*>', lambda tag: f"{start} {tag[1]}>", text)
 
 
 def png(name: str, content: Mapping[str, Any], path: Path) -> None:

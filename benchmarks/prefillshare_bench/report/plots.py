@@ -42,11 +42,10 @@ def over_limit(content: Content, axes: Sequence[Axes]) -> None:
 
 
 def over_roles(content: Content, axes: Sequence[Axes]) -> None:
-    """Prefilled tokens and KV memory over the number of roles."""
-    for plot, measure in zip(axes, ("prefilled_tokens", "kv_bytes_peak"), strict=True):
+    """Prefilled tokens, and KV that the prefill workers keep, over the number of roles."""
+    for plot, measure in zip(axes, ("prefilled_tokens", "kv_prefill_bytes"), strict=True):
         _lines(plot, content["roles"], "roles", measure, "roles")
         plot.set_xticks([row["roles"] for row in content["roles"]])
-        plot.set_ylim(bottom=0)
     _legend(axes)
 
 
@@ -139,6 +138,7 @@ def _lines(plot: Axes, rows: Sequence[Content], place: str, measure: str, label:
                     zorder=_above(name),
                 )
     plot.set_xlabel(label)
+    plot.set_ylim(bottom=0)
     if place != "rate":
         plot.locator_params("x", integer=True)
     _title(plot, measure)
@@ -168,6 +168,7 @@ def _logarithmic(plot: Axes, values: Iterable[float | None]) -> None:
     heights = [value for value in values if value is not None]
     if heights and min(heights) > 0 and max(heights) > 20 * min(heights):
         plot.set_yscale("log")
+        plot.set_ylim(min(heights) / 1.3, max(heights) * 1.3)
         plot.yaxis.set_major_formatter("{x:,.10g}")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,6 +15,7 @@ from prefillshare_server.errors import ConfigError, Problem
 
 VERSION = 1
 _FIELDS = ("version", "experiment", "system", "repeat", "figures", "calls", "workload", "about")
+_OF_WORKLOAD = ("name", "seed", "roles")
 _AGAIN = "delete it and measure the point again"
 
 
@@ -112,7 +113,7 @@ def read(folder: Path) -> list[Point]:
             Problem(str(folder), "is not a folder", "give the one that a run wrote its points to")
         )
     problems: list[Problem] = []
-    points: list[Point] = []
+    points: dict[tuple[Any, ...], Point] = {}
     for file in sorted(folder.rglob("*.json")):
         try:
             data = json.loads(file.read_text(encoding="utf-8"))
@@ -122,20 +123,45 @@ def read(folder: Path) -> list[Point]:
         if not isinstance(data, dict) or "experiment" not in data:
             continue
         absent = [field for field in _FIELDS if field not in data]
+        absent += [f"workload.{field}" for field in _OF_WORKLOAD if field not in _workload(data)]
         if absent:
             problems.append(Problem(str(file), f"lacks {', '.join(absent)}", _AGAIN))
         elif data["version"] != VERSION:
             what = f"has version {data['version']}, this program reads {VERSION}"
             problems.append(Problem(str(file), what, _AGAIN))
         else:
-            points.append(Point(file, data))
+            point = Point(file, data)
+            if (other := points.setdefault(_order(point), point)) is not point:
+                what = f"is the same measurement as {other.file}"
+                problems.append(Problem(str(file), what, "leave one of them in the folder"))
     if problems:
         raise ConfigError(*problems)
     if not points:
         raise ConfigError(
             Problem(str(folder), "holds no measured point", "give one with measured points")
         )
-    return sorted(points, key=_order)
+    problems = [_mixed(name) for name in sorted(_in_both_loops(points.values()))]
+    if problems:
+        raise ConfigError(*problems)
+    return [points[order] for order in sorted(points)]
+
+
+def _in_both_loops(points: Iterable[Point]) -> set[str]:
+    """Experiments of which some points were measured at a rate, and some in a closed loop."""
+    rates: dict[str, set[bool]] = {}
+    for point in points:
+        rates.setdefault(point.experiment, set()).add(point.rate is None)
+    return {name for name, found in rates.items() if len(found) > 1}
+
+
+def _mixed(experiment: str) -> Problem:
+    what = "was measured at rates of arrival and in a closed loop, which have no axis in common"
+    return Problem(experiment, what, "give each an --out of its own, and report them apart")
+
+
+def _workload(data: Mapping[str, Any]) -> Mapping[str, Any]:
+    found = data.get("workload")
+    return found if isinstance(found, Mapping) else {}
 
 
 def _order(point: Point) -> tuple[Any, ...]:
@@ -146,4 +172,5 @@ def _order(point: Point) -> tuple[Any, ...]:
         point.rate or 0,
         point.limit or 0,
         point.repeat,
+        point.workload["seed"],
     )

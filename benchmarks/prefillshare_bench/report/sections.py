@@ -84,7 +84,7 @@ def _serving(content: Content) -> Built:
                 f"Ours, {at}", {s: content[s] for s in systems}, (*HEADLINES, "load_ratio")
             ),
             tables.ratios(
-                f"How many times better PrefillShare is, {at} (95% interval over repeats)",
+                f"How many times better PrefillShare is, {at} (95% interval)",
                 content["ratios"],
                 HEADLINES,
                 content["ratios_ci95"],
@@ -123,7 +123,7 @@ def _rows(content: Content) -> Built:
         tables.by_system(f"Ours{at}", ours, columns),
         tables.by_system(f"The paper: {content['paper']}", theirs, columns),
         tables.ratios(
-            "How many times better PrefillShare is (95% interval over repeats)",
+            "How many times better PrefillShare is (95% interval)",
             content["ratios"],
             columns,
             content["ratios_ci95"],
@@ -181,6 +181,12 @@ def _low_overlap(content: Content) -> Built:
         )
         for name, own in {**workers["systems"], **paper_rows}.items()
     ]
+    if content["overlap"] is not None:
+        notes = [
+            *notes,
+            f"{content['overlap']:.1%} of a prompt is common to all roles, a KV block at least; "
+            f"the paper's {theirs['overlap']:.1%}.",
+        ]
     columns = ("prefilled tokens", "max/min", "amplification")
     header = ("system", *columns, "prefilled by each worker", "amplification by role")
     at = "" if workers["load"] is None else f", at {_place(*next(iter(workers['load'].items())))}"
@@ -232,7 +238,7 @@ def _roles(content: Content) -> Built:
 
 
 def _memory(content: Content) -> Built:
-    names = ("kv_bytes", "kv_bytes_per_session")
+    names = ("kv_bytes", "kv_bytes_per_session", "memory_bytes")
     theirs = content["paper"]
     shown = {
         **content["systems"],
@@ -240,7 +246,7 @@ def _memory(content: Content) -> Built:
     }
     return [
         tables.by_system("KV that the prefill workers keep", shown, names),
-        tables.ratios("How many times less PrefillShare keeps", content["ratios"], names, {}),
+        tables.ratios("How many times less PrefillShare keeps", content["ratios"], names[:2], {}),
     ], [f"The paper: {theirs['where']}. Ours is read from the engines."]
 
 

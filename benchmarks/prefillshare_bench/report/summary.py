@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from prefillshare_bench.report import compare
+from prefillshare_bench.report import compare, sessions
 from prefillshare_bench.report.labels import HEADLINES, MEASURES, OURS, SYSTEMS
 from prefillshare_bench.report.points import Point
 
@@ -52,14 +52,14 @@ Axis = Callable[[Point], Any]
 def sweep(points: Iterable[Point], axis: Axis) -> dict[Any, dict[str, Summary]]:
     """{place on the axis: {system: its summary}}, in ascending order; systems in their own order.
 
-    Several limits at one place: the best counts, as in the paper's Fig. 4.
+    Several limits or rates at one place: the best counts, as in the paper's Fig. 4.
     """
     settings: dict[tuple[Any, str], dict[Any, list[Point]]] = {}
     for point in points:
         place = axis(point)
         if place is not None:
-            limits = settings.setdefault((place, point.system), {})
-            limits.setdefault(point.limit, []).append(point)
+            loads = settings.setdefault((place, point.system), {})
+            loads.setdefault((point.rate, point.limit), []).append(point)
     found: dict[Any, dict[str, Summary]] = {}
     for place in sorted({place for place, _ in settings}):
         systems = in_order(s for p, s in settings if p == place)
@@ -88,7 +88,7 @@ def row(place: str, value: Any, systems: Mapping[str, Summary]) -> dict[str, Any
 def against(
     systems: Mapping[str, Summary], with_interval: Collection[str] = MEASURES
 ) -> dict[str, Any]:
-    """`ratios` per baseline, and `ratios_ci95` where there are repeats enough."""
+    """`ratios` per baseline, and `ratios_ci95` (see `intervals`)."""
     if OURS not in systems:
         return {"ratios": {}, "ratios_ci95": {}}
     ours = systems[OURS]
@@ -100,12 +100,7 @@ def against(
         name: {
             measure: interval
             for measure in found[name]
-            if measure in with_interval
-            and (
-                interval := compare.ratio_interval(
-                    measure, ours.each(measure), theirs.each(measure)
-                )
-            )
+            if measure in with_interval and (interval := _ratio_interval(measure, ours, theirs))
         }
         for name, theirs in baselines.items()
     }
@@ -113,9 +108,24 @@ def against(
 
 
 def intervals(summary: Summary) -> dict[str, list[float]]:
-    """95% intervals of its means, over repeats."""
-    found = {name: compare.interval(list(summary.each(name).values())) for name in summary.figures}
+    """95% intervals of its means over repeats; with one repeat, of its latencies over sessions."""
+    found = {
+        name: sessions.interval(name, summary.points[0])
+        if len(summary.points) == 1
+        else compare.interval(list(summary.each(name).values()))
+        for name in summary.figures
+    }
     return {name: interval for name, interval in found.items() if interval is not None}
+
+
+def _ratio_interval(measure: str, ours: Summary, theirs: Summary) -> list[float] | None:
+    if len(ours.points) == len(theirs.points) == 1 and _same_sessions(*ours.points, *theirs.points):
+        return sessions.ratio_interval(measure, ours.points[0], theirs.points[0])
+    return compare.ratio_interval(measure, ours.each(measure), theirs.each(measure))
+
+
+def _same_sessions(one: Point, other: Point) -> bool:
+    return bool(one.workload.get("sha256") == other.workload.get("sha256"))
 
 
 def in_order(systems: Iterable[str]) -> list[str]:

@@ -35,6 +35,7 @@ def low_overlap(points: Sequence[Point]) -> dict[str, Any]:
     at_load = loads[load] if load is not None else {}
     return {
         **found,
+        "overlap": _overlap(points),
         "workers": {
             "load": None if load is None else {place: load},
             "systems": {name: _workers(summary) for name, summary in at_load.items()},
@@ -124,6 +125,15 @@ def _workers(found: Summary) -> dict[str, Any]:
         },
         "recompute_amplification_by_role": _amplification_by_role(point),
     }
+
+
+def _overlap(points: Sequence[Point]) -> float | None:
+    """The part of a prompt, in the mean, that prompts of other roles begin with as well."""
+    sent = next((point.sent for point in points if point.sent is not None), None)
+    if sent is None:
+        return None
+    lengths = [n for session in sent.sessions for n in session.prompt_tokens(sent.head) or []]
+    return round(sent.head * len(lengths) / sum(lengths), 6) if lengths else None
 
 
 def _amplification_by_role(point: Point) -> dict[str, float]:

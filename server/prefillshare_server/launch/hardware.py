@@ -29,6 +29,12 @@ class Hardware:
             gpus=_visible_gpus(),
         )
 
+    def gpus_of(self, index: int, size: int = 1) -> str:
+        """The `size` GPUs of worker `index`, counted round, as CUDA_VISIBLE_DEVICES takes them."""
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        devices = visible.split(",") if visible else [str(gpu) for gpu in range(self.gpus)]
+        return ",".join(devices[(index * size + rank) % len(devices)] for rank in range(size))
+
 
 def _installed(distribution: str) -> bool:
     try:

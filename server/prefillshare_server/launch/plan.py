@@ -267,7 +267,8 @@ def _environment(
             # which it takes from it. A busy core would make the worker tens of times as slow.
             env["GOMP_SPINCOUNT"] = "1000"
     elif hardware.gpus:
-        env["CUDA_VISIBLE_DEVICES"] = _gpus_of(index, args, hardware)
+        size = int(str(args.get("tensor-parallel-size", 1)))
+        env["CUDA_VISIBLE_DEVICES"] = hardware.gpus_of(index, size)
     return env
 
 
@@ -277,11 +278,3 @@ def _adapters(pool: _Pool) -> dict[str, str]:
         # An adapter is loaded when a request first names it.
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
     } | ({COLOCATED_ENV: "1"} if pool.phase == "colocated" else {})
-
-
-def _gpus_of(index: int, args: Args, hardware: Hardware) -> str:
-    """GPUs of worker `index`, counted round, as many as its tensor parallelism needs."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    devices = visible.split(",") if visible else [str(gpu) for gpu in range(hardware.gpus)]
-    size = int(str(args.get("tensor-parallel-size", 1)))
-    return ",".join(devices[(index * size + rank) % len(devices)] for rank in range(size))

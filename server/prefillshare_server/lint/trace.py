@@ -45,6 +45,13 @@ class Recorded(NamedTuple):
 
     body: Mapping[str, Any]
     answer: Mapping[str, Any] | None
+    around: Sequence[Mapping[str, Any]]
+    """The objects that the body stands in, outermost first."""
+
+    def field(self, name: str) -> Any:
+        """What a dotted field says, of the body or else of what is around it; None without it."""
+        places = [self.body, *reversed(self.around)]
+        return next((value for place in places if (value := _at(place, name)) is not None), None)
 
 
 class Index(NamedTuple):
@@ -112,8 +119,8 @@ def load(lines: Sequence[Line]) -> Iterator[Recorded]:
         with line.path.open("rb") as file:
             file.seek(line.offset)
             entry = _entry(file.readline())
-        body, _ = _body(entry or {})
-        yield Recorded(body, _answer(entry or {}))
+        body, around = _body(entry or {})
+        yield Recorded(body, _answer(entry or {}), around)
 
 
 class _BadLine(Exception):
