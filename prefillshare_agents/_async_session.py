@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, Self, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, overload
 
 import openai
 from openai.types.chat import ChatCompletion
@@ -24,6 +24,7 @@ from ._core import (
 from ._counting import acount, acount_if_needed
 from ._identity import SESSION_HEADER
 from ._limits import ContextWindow
+from ._options import AsyncLoadOptions
 from ._records import PrefillAhead, SessionTotals
 from ._stream import AsyncChatStream, StreamedAnswer
 from ._transcript import Message
@@ -220,11 +221,11 @@ class AsyncSession(SessionCore):
         await asyncio.to_thread(_saved.write, self._saved(), path)
 
     @classmethod
-    async def load(cls, path: str | os.PathLike[str], **options: Any) -> Self:
+    async def load(cls, path: str | os.PathLike[str], **options: Unpack[AsyncLoadOptions]) -> Self:
         """Return the session that `save` wrote; see `Session.load`."""
         saved = await asyncio.to_thread(_saved.read, path)
-        options = {**saved.options, **options}
-        return cls(saved.id, messages=saved.messages, **options)._resume(saved)
+        settings: Any = {**saved.options, **options}
+        return cls(saved.id, messages=saved.messages, **settings)._resume(saved)
 
     async def totals(self) -> SessionTotals:
         """Ask the server for its ledger. Raises openai.NotFoundError before the first call."""
@@ -247,6 +248,7 @@ class AsyncSession(SessionCore):
         await self._asked()
         self._closed = True
         if self._client is not None:
+            self._require_client(self._client, f"close {self.id!r} before it")
             with suppress(openai.NotFoundError):  # never used, or already expired there
                 await self._client.delete(self._path, cast_to=object)
             if self._owns_client:

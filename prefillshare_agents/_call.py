@@ -164,8 +164,12 @@ class Call:
 
     def _see(self, chunk: Any) -> None:
         # A caller can have streams read as something else.
-        if self._answer is not None and isinstance(chunk, ChatCompletionChunk):
+        if self._answer is None or not isinstance(chunk, ChatCompletionChunk):
+            return
+        try:
             self._answer.add(chunk)
+        except (AttributeError, KeyError, TypeError, ValueError):
+            self._answer = None  # Another server's chunk: it is the caller's, and is not counted.
 
     def _until_closed(self, response: Any) -> None:
         """Keep the tokens set aside until the HTTP response is closed, however that comes about.

@@ -175,7 +175,7 @@ class SessionCore:
         if self._closed:
             raise RuntimeError(f"session {self.id!r} is closed; make a new Session")
 
-    def _require_client(self, client: object) -> None:
+    def _require_client(self, client: object, remedy: str = "ask before close()") -> None:
         """Raise RuntimeError if there is no client, or the one there was is closed."""
         if client is None:
             raise RuntimeError(f"session {self.id!r} has no client; give client= or base_url=")
@@ -183,7 +183,7 @@ class SessionCore:
         while owner is not None:
             if owner._ended and owner._owns_client:
                 raise RuntimeError(
-                    f"session {owner.id!r} is closed, and its client with it; ask before close()"
+                    f"session {owner.id!r} is closed, and its client with it; {remedy}"
                 )
             owner = owner._parent
 

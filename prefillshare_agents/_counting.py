@@ -9,6 +9,9 @@ import openai
 
 from ._core import SessionCore
 
+_ONCE: dict[str, Any] = {"max_retries": 0}
+"""For the count before a call: the call that follows has retries of its own."""
+
 
 def count(
     session: SessionCore, client: openai.OpenAI, body: Mapping[str, Any], **options: Any
@@ -41,7 +44,7 @@ def count_if_needed(
     if not session._needs_count(body):
         return None
     try:
-        return count(session, client, body, **options)
+        return count(session, client, body, **_ONCE, **options)
     except openai.APIError as error:
         # The call itself may work, and says better what is wrong with it if not.
         session._cannot_count(error)
@@ -55,7 +58,7 @@ async def acount_if_needed(
     if not session._needs_count(body):
         return None
     try:
-        return await acount(session, client, body, **options)
+        return await acount(session, client, body, **_ONCE, **options)
     except openai.APIError as error:
         session._cannot_count(error)
         return None
@@ -73,5 +76,10 @@ def _request(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _options(body: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
-    given = {"headers": body.get("extra_headers") or {}, **options}
+    given: dict[str, Any] = {"headers": body.get("extra_headers") or {}}
+    if "timeout" in body:
+        given["timeout"] = body["timeout"]
+    if body.get("extra_query"):
+        given["params"] = body["extra_query"]
+    given.update(options)
     return {name: value for name, value in given.items() if not isinstance(value, openai.NotGiven)}

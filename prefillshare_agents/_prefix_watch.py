@@ -59,10 +59,12 @@ def before_sending(
 
     Raises PrefixBreakError if the policy is "raise".
     """
+    if policy == "ignore":
+        return
     watched = _watched(server, session_id)
     with watched.lock:
         found = watched.history.compare(body)
-    if found is None or policy == "ignore" or not found.is_loss:
+    if found is None or not found.is_loss:
         return
     if policy == "raise":
         raise PrefixBreakError(f"{_described(session_id, found)} The request was not sent.")

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, Self, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, overload
 
 import openai
 from openai.types.chat import ChatCompletion
@@ -23,6 +23,7 @@ from ._core import (
 from ._counting import count, count_if_needed
 from ._identity import SESSION_HEADER
 from ._limits import ContextWindow
+from ._options import LoadOptions
 from ._records import PrefillAhead, SessionTotals
 from ._stream import ChatStream, StreamedAnswer
 from ._transcript import Message
@@ -239,15 +240,15 @@ class Session(SessionCore):
         _saved.write(self._saved(), path)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], **options: Any) -> Self:
+    def load(cls, path: str | os.PathLike[str], **options: Unpack[LoadOptions]) -> Self:
         """Return the session that `save` wrote; `options` are those of the constructor.
 
         While the server still has the session, its prefilled context is found again. Raises
         OSError, or ValueError for a file that is no saved session.
         """
         saved = _saved.read(path)
-        options = {**saved.options, **options}
-        return cls(saved.id, messages=saved.messages, **options)._resume(saved)
+        settings: Any = {**saved.options, **options}
+        return cls(saved.id, messages=saved.messages, **settings)._resume(saved)
 
     def totals(self) -> SessionTotals:
         """Ask the server for its ledger. Raises openai.NotFoundError before the first call."""
@@ -272,6 +273,7 @@ class Session(SessionCore):
             return
         self._closed = True
         if self._client is not None:
+            self._require_client(self._client, f"close {self.id!r} before it")
             with suppress(openai.NotFoundError):  # never used, or already expired there
                 self._client.delete(self._path, cast_to=object)
             if self._owns_client:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any, Self
 
@@ -105,12 +106,15 @@ class ChatStream:
         finish: Callable[[dict[str, Any], CallRecord], None],
         over: Callable[[], None],
     ) -> None:
-        """`finish` gets the whole answer, `over` is called once when no more of it will come."""
+        """`finish` gets the whole answer; `over` is called when no more of it will come, at least
+        once, and does not hold this stream."""
         self._source = source
         self._answer = answer
         self._finish = finish
         self._over = over
         self._finished = False
+        # One that is dropped half read is closed by nobody.
+        weakref.finalize(self, over).atexit = False
 
     def _end(self) -> None:
         if not self._finished:
@@ -161,12 +165,15 @@ class AsyncChatStream:
         finish: Callable[[dict[str, Any], CallRecord], None],
         over: Callable[[], None],
     ) -> None:
-        """`finish` gets the whole answer, `over` is called once when no more of it will come."""
+        """`finish` gets the whole answer; `over` is called when no more of it will come, at least
+        once, and does not hold this stream."""
         self._source = source
         self._answer = answer
         self._finish = finish
         self._over = over
         self._finished = False
+        # One that is dropped half read is closed by nobody.
+        weakref.finalize(self, over).atexit = False
 
     def _end(self) -> None:
         if not self._finished:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from typing import Any
+from urllib.parse import urlsplit
 
 import openai
 from langchain_core.language_models import BaseChatModel
@@ -17,20 +18,33 @@ _CLIENT_FIELDS = {
     *("client", "async_client", "root_client", "root_async_client"),
     *("http_client", "http_async_client", "use_responses_api"),
 }
+_OPENAIS = {"openai.com", "chatgpt.com"}
 
 
 def adopted(model: BaseChatModel) -> ChatPrefillShare | None:
     """Return `model` as a `ChatPrefillShare` on the same connections; None if it is another kind.
 
-    Only a plain `ChatOpenAI` with a `base_url` is: a subclass has ways of its own, and OpenAI's
-    own servers are not to see the session. One of the Responses API is let alone, with a warning.
+    Only a plain `ChatOpenAI` with a `base_url` is: OpenAI's own servers are not to see the session.
+    A subclass, which has ways of its own, one without openai's clients and one of the Responses
+    API are let alone, with a warning.
     """
     if isinstance(model, ChatPrefillShare):
         return model
-    if type(model) is not ChatOpenAI:
+    if not isinstance(model, ChatOpenAI) or _is_openais(host := _host(model)):
         return None
     client, async_client = model.root_client, model.root_async_client
-    if client is None or (client.base_url.host or "").endswith("openai.com"):
+    if type(model) is not ChatOpenAI or client is None or async_client is None:
+        why = (
+            "a client or an async api_key of its own"
+            if type(model) is ChatOpenAI
+            else "a class of its own"
+        )
+        warnings.warn(
+            f"model {model.model_name!r} at {host} is used as it is, without a session: it is a "
+            f"{type(model).__name__} with {why}. If {host} is a PrefillShare server, give "
+            "PrefillShareMiddleware(model=ChatPrefillShare(...))",
+            stacklevel=2,
+        )
         return None
     if found := of_responses_api(vars(model)):
         warnings.warn(
@@ -49,6 +63,19 @@ def adopted(model: BaseChatModel) -> ChatPrefillShare | None:
         root_async_client=async_ours,
         async_client=async_ours.chat.completions,
     )
+
+
+def _host(model: ChatOpenAI) -> str:
+    """Return the host that a model's calls go to."""
+    client = model.root_client or model.root_async_client
+    if client is not None:
+        return client.base_url.host or ""
+    return urlsplit(model.openai_api_base or "").hostname or ""
+
+
+def _is_openais(host: str) -> bool:
+    """Return whether it is one of OpenAI's, or not known: then it is OpenAI's by default."""
+    return not host or host.endswith((".openai.com", ".chatgpt.com")) or host in _OPENAIS
 
 
 def _options(client: openai.OpenAI | openai.AsyncOpenAI) -> dict[str, Any]:

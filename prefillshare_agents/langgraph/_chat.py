@@ -32,6 +32,7 @@ from ._clients import (
 )
 from ._retry import retried_by
 from ._structured import as_extra_body, is_typed
+from ._transport import address, http_clients, keys, refuse_socket_options
 from ._wire import annotate, recorded_calls, restore
 from ._within import awithin, entered, within
 
@@ -73,18 +74,23 @@ class ChatPrefillShare(MakesBindings[LanguageModelInput, AIMessage], ChatOpenAI)
     def validate_environment(self) -> Self:
         """Build this package's clients where the parent's validator would build openai's.
 
-        Proxies and other transport settings come by `http_client=` and `http_async_client=`.
+        Raises ValueError if no address is known, and for a proxy beside clients of one's own.
         """
         refuse_responses_api(vars(self))
-        # As the parent reads them. The client knows OPENAI_BASE_URL itself.
-        self.openai_api_base = self.openai_api_base or os.getenv("OPENAI_API_BASE") or None
+        given = self.openai_api_base
+        # As the parent reads them.
+        self.openai_api_base = given or os.getenv("OPENAI_API_BASE") or None
         if self.openai_api_key is None and (found := os.getenv("OPENAI_API_KEY")):
             self.openai_api_key = SecretStr(found)
-        key = self.openai_api_key
-        api_key: Any = key.get_secret_value() if isinstance(key, SecretStr) else key or "local"
+        if self.client and self.async_client:
+            return self
+        refuse_socket_options(self.http_socket_options)
+        key, async_key = keys(self.openai_api_key or "local")
+        http_client, http_async_client = http_clients(
+            self.openai_proxy, self.http_client, self.http_async_client
+        )
         options: dict[str, Any] = {
-            "api_key": api_key,
-            "base_url": self.openai_api_base,
+            "base_url": address(given, self.client, self.async_client),
             "organization": self.openai_organization,
             "timeout": self.request_timeout,
             "default_headers": self.default_headers,
@@ -94,10 +100,12 @@ class ChatPrefillShare(MakesBindings[LanguageModelInput, AIMessage], ChatOpenAI)
         if self.max_retries is not None:
             options["max_retries"] = self.max_retries
         if not self.client:
-            self.root_client = GraphOpenAI(http_client=self.http_client, **options)
+            self.root_client = GraphOpenAI(api_key=key, http_client=http_client, **options)
             self.client = self.root_client.chat.completions
         if not self.async_client:
-            self.root_async_client = GraphAsyncOpenAI(http_client=self.http_async_client, **options)
+            self.root_async_client = GraphAsyncOpenAI(
+                api_key=async_key, http_client=http_async_client, **options
+            )
             self.async_client = self.root_async_client.chat.completions
         return self
 

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 from langchain_core.runnables import RunnableConfig
 from langgraph.config import get_config
 
-from .. import AsyncOpenAI, AsyncSession, OpenAI, Session, current_session
+from .. import AsyncOpenAI, AsyncSession, CallRecord, OpenAI, Session, current_session
 from .._context import warn_if_left
 from .._identity import session_id_of_thread
+from .._limits import Hold
 from ._retry import retried_outside
-from ._runs import in_run
+from ._runs import may_have_left
 
 if TYPE_CHECKING:
     from openai._models import FinalRequestOptions
@@ -37,16 +38,31 @@ def session_of_call(config: RunnableConfig | None) -> Session | AsyncSession | N
 def as_session(named: Session | AsyncSession | str | None) -> Session | AsyncSession | None:
     """Return the session itself; by an id, the current one if it has that id. Raises TypeError.
 
-    Another session that is known by its id only has no limits.
+    Another session that is known by its id only has no limits, and no records of its calls.
     """
-    if named is None or isinstance(named, Session | AsyncSession):
+    if named is None or (
+        isinstance(named, Session | AsyncSession) and not isinstance(named, _NamedOnly)
+    ):
         return named
-    if not isinstance(named, str):
+    if not isinstance(named, str | _NamedOnly):
         raise TypeError(f"session is {named!r}; give a Session or its id")
+    made = _NamedOnly(named) if isinstance(named, str) else named
     current = current_session()
-    if current is not None and current.id == named:
-        return current
-    return Session(named, context_window=None)
+    return current if current is not None and current.id == made.id else made
+
+
+class _NamedOnly(Session):
+    """A session of which the id is known, and no more: it has no limits and counts nothing.
+
+    Nobody could ask it, and the graph or agent that has it may make calls for ever.
+    """
+
+    def __init__(self, id: str) -> None:
+        super().__init__(id, context_window=None)
+
+    def _count(self, call: CallRecord, hold: Hold | None) -> None:
+        if hold is not None:
+            hold.release()
 
 
 def graph_session(config: RunnableConfig | None = None) -> Session | AsyncSession | str | None:
@@ -98,7 +114,7 @@ def _in_context(configurable: Mapping[str, Any]) -> Any:
 
 def _named(session: Session | AsyncSession | str | None) -> Session | AsyncSession | str | None:
     found = session or current_session() or graph_session()
-    if found is None and in_run():
+    if found is None and may_have_left():
         warn_if_left()
     return found
 

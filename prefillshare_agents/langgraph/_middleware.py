@@ -51,7 +51,7 @@ class PrefillShareMiddleware(AgentMiddleware[Any, Any, Any]):
     def wrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], ModelResponse[Any]]
     ) -> ModelResponse[Any]:
-        with entered(self._session):
+        with entered(as_session(self._session)):
             return handler(self._prepared(request))
 
     async def awrap_model_call(
@@ -59,7 +59,7 @@ class PrefillShareMiddleware(AgentMiddleware[Any, Any, Any]):
         request: ModelRequest[Any],
         handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]],
     ) -> ModelResponse[Any]:
-        with entered(self._session):
+        with entered(as_session(self._session)):
             return await handler(self._prepared(request))
 
     def _prepared(self, request: ModelRequest[Any]) -> ModelRequest[Any]:

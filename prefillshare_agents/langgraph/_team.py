@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
+import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Self, Unpack
+from uuid import UUID
 
 from langchain_core.messages import (
     AIMessage,
@@ -16,32 +19,19 @@ from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
 from langchain_core.tools import BaseTool, StructuredTool
 from langgraph.graph.state import CompiledStateGraph
 from langgraph.prebuilt import InjectedState
-from pydantic import BaseModel, SecretStr
+from pydantic import BaseModel
 
 from .. import AsyncSession, Session
+from .._identity import session_id_of_thread
+from .._options import SessionOptions, TeamOptions
 from ._chat import ChatPrefillShare
 from ._clients import GraphAsyncOpenAI, GraphOpenAI
+from ._transport import client_options, http_clients, keys
 
 if TYPE_CHECKING:
     from ._middleware import PrefillShareMiddleware
 
 NodeUpdate = dict[str, list[AIMessage]]
-
-_CLIENT_OPTIONS = {
-    "timeout": "timeout",
-    "request_timeout": "timeout",
-    "max_retries": "max_retries",
-    "default_headers": "default_headers",
-    "default_query": "default_query",
-    "api_key": "api_key",
-    "openai_api_key": "api_key",
-    "base_url": "base_url",
-    "openai_api_base": "base_url",
-    "on_prefix_break": "on_prefix_break",
-    "organization": "organization",
-    "openai_organization": "organization",
-}
-"""Options of a chat model that act through its client → their names there."""
 
 
 class Team:
@@ -55,6 +45,8 @@ class Team:
     A role's instructions and tools travel with its own calls only and never enter the graph's
     state; the server puts them behind the conversation, so roles may differ in both as they like
     and still share the whole conversation's prefill.
+
+    `with team:` closes its connections at the end, `async with team:` those of all runs.
     """
 
     def __init__(
@@ -62,18 +54,19 @@ class Team:
         base_url: str,
         roles: Sequence[str] | Mapping[str, str],
         *,
-        api_key: str = "local",
+        api_key: str | Callable[[], Any] = "local",
         speakers: bool = True,
         http_client: Any = None,
         http_async_client: Any = None,
-        **client_options: Any,
+        **options: Unpack[TeamOptions],
     ) -> None:
         """`roles`: names, or a map of names to models of the cluster where these differ.
+        `api_key`: a text, or a function that returns one; an async one is for asynchronous runs.
         `speakers`: tell each role which answers are other roles'; see `ChatPrefillShare`.
 
         `http_client` and `http_async_client` are what `openai.OpenAI` and `openai.AsyncOpenAI`
-        take as `http_client`, for synchronous and asynchronous runs; other `client_options` are
-        those of both, such as `timeout`, `max_retries` and `on_prefix_break`.
+        take as `http_client`, for synchronous and asynchronous runs; other `options` are those of
+        both, such as `timeout`, `max_retries` and `on_prefix_break`.
         """
         if isinstance(roles, str):
             raise TypeError(f"roles is the string {roles!r}; give a list of names: [{roles!r}]")
@@ -81,9 +74,14 @@ class Team:
         if not self.roles:
             raise ValueError("roles is empty; name at least one role of the cluster")
         self._speakers = speakers
-        options = {"base_url": base_url, "api_key": api_key, **client_options}
-        self._client = GraphOpenAI(http_client=http_client, **options)
-        self._async_client = GraphAsyncOpenAI(http_client=http_async_client, **options)
+        key, async_key = keys(api_key)
+        client, async_client = http_clients(
+            os.getenv("OPENAI_PROXY"), http_client, http_async_client
+        )
+        self._client = GraphOpenAI(base_url=base_url, api_key=key, http_client=client, **options)
+        self._async_client = GraphAsyncOpenAI(
+            base_url=base_url, api_key=async_key, http_client=async_client, **options
+        )
 
     def model(
         self,
@@ -95,16 +93,14 @@ class Team:
         """Return the chat model of `role`; all models of a team share its connections.
 
         `model_options` are those of `ChatPrefillShare`; `timeout`, `max_retries`, `api_key`,
-        `base_url` and `on_prefix_break` replace the team's, `default_headers` and `default_query`
-        add to them.
+        `base_url`, `openai_proxy` and `on_prefix_break` replace the team's, `default_headers` and
+        `default_query` add to them.
         """
         if role not in self.roles:
             raise ValueError(f"role {role!r} is not in this team; it has {', '.join(self.roles)}")
-        options = _client_options(model_options)
-        client = self._client.copy(http_client=model_options.get("http_client"), **options)
-        async_client = self._async_client.copy(
-            http_client=model_options.get("http_async_client"), **options
-        )
+        options, async_options = client_options(model_options)
+        client = self._client.copy(**options)
+        async_client = self._async_client.copy(**async_options)
         return ChatPrefillShare(
             model=self.roles[role],
             role=role,
@@ -138,7 +134,8 @@ class Team:
         the tool's schema, otherwise they are what the model makes of it. With `output` the answer
         is JSON of that model, by guided decoding too; parse it with
         `output.model_validate_json(message.text)`. Other options are those of `ChatPrefillShare`,
-        such as `temperature` and `max_tokens`. Works in synchronous and asynchronous runs.
+        such as `temperature` and `max_tokens`. Works in synchronous and asynchronous runs. Raises
+        ValueError in a run whose state has no messages, or a system message as the first one.
         """
         if output is not None:
             # Where the model puts it too; a model has no option of this name.
@@ -151,10 +148,11 @@ class Team:
             model = model.bind_tools(tools, tool_choice=tool_choice, strict=strict)
 
         def call(state: Any, config: RunnableConfig) -> NodeUpdate:
-            return _update(role, model.invoke(_request(state, instructions), config))
+            return _update(role, model.invoke(_request(role, state, instructions), config))
 
         async def acall(state: Any, config: RunnableConfig) -> NodeUpdate:
-            return _update(role, await model.ainvoke(_request(state, instructions), config))
+            request = _request(role, state, instructions)
+            return _update(role, await model.ainvoke(request, config))
 
         return RunnableLambda(call, afunc=acall, name=role)
 
@@ -164,17 +162,25 @@ class Team:
         *,
         instructions: str | None = None,
         tools: Sequence[BaseTool | Callable[..., Any] | dict[str, Any]] = (),
-        **agent_options: Any,
+        **options: Any,
     ) -> CompiledStateGraph[Any, Any, Any, Any]:
         """Return an agent of LangChain's `create_agent` whose model is `role`.
 
-        It calls its tools until it has an answer. Other options are those of `create_agent`; its
-        name is the role unless one is given.
+        It calls its tools until it has an answer. Other options are those of `create_agent`, and of
+        `ChatPrefillShare`, such as `temperature`; its name is the role unless one is given.
         """
         from langchain.agents import create_agent
 
-        model = agent_options.pop("model", None) or self.model(role)
-        options = {"name": role, "system_prompt": instructions, **agent_options}
+        of_agents = inspect.signature(create_agent).parameters
+        of_model = {name for name in options.keys() & _model_options() if name not in of_agents}
+        model_options = {name: options.pop(name) for name in sorted(of_model)}
+        model = options.pop("model", None)
+        if model is None:
+            model = self.model(role, **model_options)
+        elif model_options:
+            names = ", ".join(f"{name}=" for name in model_options)
+            raise ValueError(f"model= is given beside {names}; give {names} to that model")
+        options = {"name": role, "system_prompt": instructions, **options}
         return create_agent(model, list(tools), **options)
 
     def middleware(self, role: str, **model_options: Any) -> PrefillShareMiddleware:
@@ -191,41 +197,51 @@ class Team:
         name: str | None = None,
         instructions: str | None = None,
         tools: Sequence[BaseTool | Callable[..., Any] | dict[str, Any]] = (),
-        **agent_options: Any,
+        **options: Any,
     ) -> BaseTool:
         """Return a tool by which a supervisor asks `role`: `create_agent(tools=[team.tool(…)])`.
 
         The role reads the supervisor's conversation up to the question, so that it shares the
         prefill of all of it, and its answer is the tool's result. `name` is `ask_<role>` unless
-        given.
+        given; other options are those of `agent`.
         """
-        agent = self.agent(role, instructions=instructions, tools=tools, **agent_options)
+        agent = self.agent(role, instructions=instructions, tools=tools, **options)
 
         def ask(question: str, state: Annotated[Any, InjectedState]) -> str:
-            return _last_text(agent.invoke(_asked(state, question)))
+            return _last_text(agent.invoke(_asked(role, state, question)))
 
         async def aask(question: str, state: Annotated[Any, InjectedState]) -> str:
-            return _last_text(await agent.ainvoke(_asked(state, question)))
+            return _last_text(await agent.ainvoke(_asked(role, state, question)))
 
         return StructuredTool.from_function(
             ask, coroutine=aask, name=name or f"ask_{role}", description=description
         )
 
     def session(
-        self, id: str | None = None, *, mode: Literal["share", "isolate"] = "share", **options: Any
+        self,
+        id: str | None = None,
+        *,
+        thread_id: str | int | UUID | None = None,
+        **options: Unpack[SessionOptions],
     ) -> Session:
         """Return a session on this team's server; enter it with `with` around the graph's run.
 
-        With `mode="isolate"` the server prefills for every role anew: the same graph without
-        sharing, to compare with. Other options are those of `Session`.
+        `thread_id` makes it the one of the runs with that `configurable["thread_id"]`, so that
+        they count here and can be ended, and go on in it without the block. Raises ValueError if
+        `id` is given too. With `mode="isolate"` the server prefills for every role anew: the same
+        graph without sharing, to compare with. Other options are those of `Session`.
         """
-        return Session(id, client=self._client, mode=mode, **options)
+        return Session(_session_id(id, thread_id), client=self._client, **options)
 
     def asession(
-        self, id: str | None = None, *, mode: Literal["share", "isolate"] = "share", **options: Any
+        self,
+        id: str | None = None,
+        *,
+        thread_id: str | int | UUID | None = None,
+        **options: Unpack[SessionOptions],
     ) -> AsyncSession:
         """Return an `AsyncSession` on this team's server; see `session`."""
-        return AsyncSession(id, client=self._async_client, mode=mode, **options)
+        return AsyncSession(_session_id(id, thread_id), client=self._async_client, **options)
 
     def close(self) -> None:
         """Free the connections of synchronous runs."""
@@ -236,10 +252,48 @@ class Team:
         self._client.close()
         await self._async_client.close()
 
+    def __enter__(self) -> Self:
+        return self
 
-def _asked(state: Any, question: str) -> dict[str, list[BaseMessage]]:
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+
+def _session_id(id: str | None, thread_id: str | int | UUID | None) -> str | None:
+    if id is not None and thread_id is not None:
+        raise ValueError(f"id is {id!r} and thread_id is {thread_id!r}; give one of them")
+    return id if thread_id is None else session_id_of_thread(thread_id)
+
+
+def _model_options() -> set[str]:
+    """Return the names that `ChatPrefillShare` takes."""
+    fields = ChatPrefillShare.model_fields
+    return {*fields, *(field.alias for field in fields.values() if field.alias)}
+
+
+def _messages(role: str, state: Any) -> list[BaseMessage]:
+    keyed = isinstance(state, Mapping)
+    messages = state.get("messages") if keyed else getattr(state, "messages", None)
+    if messages is None:
+        names = state if keyed else getattr(state, "__dict__", ())
+        raise ValueError(
+            f"role {role!r}: the state has no messages, its keys are [{', '.join(names)}]; give "
+            "the graph a state that has some, such as LangGraph's MessagesState, or call "
+            f"team.model({role!r}) in a node of your own"
+        )
+    # Pairs and dictionaries are messages too, in a state without the `add_messages` reducer.
+    return convert_to_messages(messages)
+
+
+def _asked(role: str, state: Any, question: str) -> dict[str, list[BaseMessage]]:
     """Return the state of a role that is asked, by a tool call at the end of `state`."""
-    messages = convert_to_messages(state["messages"])
+    messages = _messages(role, state)
     calling = next(
         (i for i in reversed(range(len(messages))) if isinstance(messages[i], AIMessage)),
         len(messages),
@@ -251,29 +305,13 @@ def _last_text(state: Mapping[str, Any]) -> str:
     return str(state["messages"][-1].text)
 
 
-def _client_options(model_options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what in `model_options` is for the client, by the client's names."""
-    options = {
-        _CLIENT_OPTIONS[name]: value
-        for name, value in model_options.items()
-        # None means "as the team has it", but for timeouts it means "no limit".
-        if name in _CLIENT_OPTIONS and (value is not None or name.endswith("timeout"))
-    }
-    if isinstance(options.get("api_key"), SecretStr):
-        options["api_key"] = options["api_key"].get_secret_value()
-    return options
-
-
 def _json_schema(output: type[BaseModel]) -> dict[str, Any]:
     schema = {"name": output.__name__, "schema": output.model_json_schema(), "strict": True}
     return {"type": "json_schema", "json_schema": schema}
 
 
-def _request(state: Any, instructions: str | None) -> list[BaseMessage]:
-    # Pairs and dictionaries are messages too, in a state without the `add_messages` reducer.
-    messages = convert_to_messages(
-        state["messages"] if isinstance(state, Mapping) else state.messages
-    )
+def _request(role: str, state: Any, instructions: str | None) -> list[BaseMessage]:
+    messages = _messages(role, state)
     if messages and isinstance(messages[0], SystemMessage):
         raise ValueError(
             'state["messages"] starts with a system message, which every role would get as its '

@@ -12,13 +12,13 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 # Reports to other projects show those projects' code.
-PAGES = [
+DOCUMENTS = [
     ROOT / "README.md",
     *sorted(page for page in DOCS.rglob("*.md") if DOCS / "upstream" not in page.parents),
+    ROOT / "CONTRIBUTING.md",
+    *sorted(ROOT.glob("examples/**/README.md")),
 ]
-
-DOCUMENTS = [*PAGES, ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("examples/**/README.md"))]
-"""Those whose commands, cluster files and tables are looked at; the Python of PAGES runs."""
+"""Their Python runs; their commands, cluster files and tables are looked at."""
 
 _BLOCK = re.compile(
     r"(?:^ *<!-- answers: (?P<answers>.+?) -->\n)?"

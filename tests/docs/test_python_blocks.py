@@ -11,7 +11,7 @@ from types import ModuleType
 
 import pytest
 
-from .blocks import PAGES, ROOT, Block, blocks
+from .blocks import DOCUMENTS, ROOT, Block, blocks
 from .server import DocsServer
 
 ADDRESS = "http://127.0.0.1:8000/v1"
@@ -25,7 +25,7 @@ _EXPORT = re.compile(r"^export (\w+)=(?:\"([^\"]*)\"|(\S+))", re.MULTILINE)
 
 def programs() -> dict[str, list[Block]]:
     """Each page with Python, and its blocks: a later block goes on where an earlier one ended."""
-    found = {str(page.relative_to(ROOT)): blocks(page) for page in PAGES}
+    found = {str(page.relative_to(ROOT)): blocks(page) for page in DOCUMENTS}
     return {
         name: [each for each in some if each.language in ("python", "bash")]
         for name, some in found.items()

@@ -45,7 +45,7 @@ def test_both_twins_have_the_same_surface(asynchronous: type, synchronous: type)
     def surface(kind: type) -> dict[str, list[str]]:
         return {
             twins.get(name, name): list(inspect.signature(member).parameters)
-            for name, member in inspect.getmembers(kind, inspect.isfunction)
+            for name, member in inspect.getmembers(kind, inspect.isroutine)
             if not name.startswith("_") or name in twins or name in twins.values()
             if member.__module__.startswith("prefillshare_agents")
         }

@@ -2,10 +2,12 @@
 
 import asyncio
 import gc
+import json
 import threading
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
@@ -393,3 +395,27 @@ def test_a_server_that_cannot_count_is_still_called(
 def test_what_openai_would_let_the_server_judge_is_judged_there(client: OpenAI) -> None:
     with Session(token_budget=100), pytest.raises(openai.BadRequestError):
         client.post("/chat/completions", body={"model": "planner"}, cast_to=object)
+
+
+FOREIGN = [
+    {"choices": [{"index": 0, "delta": None, "finish_reason": None}]},
+    {"choices": [{"index": 0, "delta": {"tool_calls": [{"id": "x"}]}, "finish_reason": None}]},
+    {"choices": [{"index": 0, "delta": {"content": "yes"}, "finish_reason": "stop"}]},
+]
+
+
+def test_chunks_that_other_servers_write_reach_the_caller() -> None:
+    """Counting a stream may fail on them, and reading it may not."""
+    text = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in FOREIGN) + "data: [DONE]\n\n"
+    kind = {"content-type": "text/event-stream"}
+    transport = httpx.MockTransport(lambda _: httpx.Response(200, headers=kind, text=text))
+    with (
+        OpenAI(
+            base_url="http://other/v1", api_key="k", http_client=httpx.Client(transport=transport)
+        ) as client,
+        Session("s1", token_budget=500),
+    ):
+        read = list(send(client, stream=True, max_tokens=9))
+        assert [chunk.choices[0].finish_reason for chunk in read] == [None, None, "stop"]
+        send_again = list(send(client, stream=True, max_tokens=9))
+    assert len(send_again) == 3

@@ -1,12 +1,21 @@
 """A call that cannot fit is refused before it is sent, with the figures."""
 
+import socket
 import threading
+import time
 from typing import Any
 
 import openai
 import pytest
 
-from prefillshare_agents import AsyncSession, ContextWindowError, Session, TokenBudgetError
+from prefillshare_agents import (
+    AsyncOpenAI,
+    AsyncSession,
+    ContextWindowError,
+    OpenAI,
+    Session,
+    TokenBudgetError,
+)
 from prefillshare_agents.testing import FakeServer
 
 LONG: Any = {"role": "user", "content": "far " * 900}
@@ -158,13 +167,61 @@ def test_a_server_that_cannot_count_is_still_called(
     status: int, server: FakeServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     session = Session(base_url=server.url, messages=[LONG])
-    server.fail(*[status] * (1 if status == 404 else 3))
+    server.fail(status)
     session.chat("planner", max_tokens=8)
     session.chat("planner", max_tokens=8)
     session.close()
 
     assert session.usage.calls == 2
     assert caplog.text.count("has no /tokenize") == (status == 404)
+
+
+async def test_counting_adds_no_retries_to_those_of_the_call(server: FakeServer) -> None:
+    server.fail(*[503] * 20)
+    with (
+        OpenAI(base_url=server.url, api_key="local") as client,
+        pytest.raises(openai.InternalServerError),
+    ):
+        Session(client=client, messages=[LONG]).chat("planner")
+    assert paths(server) == ["/tokenize"] + ["/v1/chat/completions"] * 3
+    async with AsyncOpenAI(base_url=server.url, api_key="local") as aclient:
+        with pytest.raises(openai.InternalServerError):
+            await AsyncSession(client=aclient, messages=[LONG]).chat("planner")
+    assert paths(server)[4:] == ["/tokenize"] + ["/v1/chat/completions"] * 3
+
+
+async def test_a_calls_timeout_is_that_of_its_counting_too() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/v1"
+        options: Any = {"base_url": url, "api_key": "local", "max_retries": 0}
+        started = time.monotonic()
+        with OpenAI(**options) as client, pytest.raises(openai.APITimeoutError):
+            Session(client=client, messages=[LONG]).chat("planner", timeout=0.3)
+        async with AsyncOpenAI(**options) as aclient:
+            twin = AsyncSession(client=aclient, messages=[LONG])
+            with pytest.raises(openai.APITimeoutError):
+                await twin.chat("planner", timeout=0.3)
+    # openai's own is ten minutes.
+    assert time.monotonic() - started < 60
+
+
+def test_a_stream_that_is_dropped_gives_its_tokens_back(server: FakeServer) -> None:
+    with OpenAI(base_url=server.url, api_key="local") as client:
+        session = Session(client=client, messages=[SHORT], token_budget=150)
+        stream = session.chat("planner", max_tokens=100, stream=True)
+        next(stream)
+        del stream
+        session.chat("planner", max_tokens=100)
+
+
+async def test_an_async_stream_that_is_dropped_gives_its_tokens_back(server: FakeServer) -> None:
+    async with AsyncOpenAI(base_url=server.url, api_key="local") as client:
+        session = AsyncSession(client=client, messages=[SHORT], token_budget=150)
+        stream = await session.chat("planner", max_tokens=100, stream=True)
+        response = stream._source.response  # Kept: only the stream is dropped.
+        del stream
+        await session.chat("planner", max_tokens=100)
+        await response.aclose()
 
 
 def test_tokens_are_counted_as_the_call_would_have_them(server: FakeServer) -> None:

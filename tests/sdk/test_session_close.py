@@ -67,6 +67,20 @@ def test_a_session_that_the_server_does_not_know_closes(
     assert deletes(server) == ["/v1/sessions/s1"]
 
 
+async def test_a_branch_whose_client_is_closed_says_what_to_close_first(
+    session: Session, server: FakeServer
+) -> None:
+    branch = session.fork()
+    session.close()
+    with pytest.raises(RuntimeError, match=f"'s1' is closed.*close '{branch.id}' before it"):
+        branch.close()
+    async_session = AsyncSession("s2", base_url=server.url, messages=[TASK])
+    async_branch = async_session.fork()
+    await async_session.close()
+    with pytest.raises(RuntimeError, match=f"'s2' is closed.*close '{async_branch.id}' before it"):
+        await async_branch.close()
+
+
 def test_totals_of_a_closed_session_say_that_it_is_closed(session: Session) -> None:
     session.chat("planner")
     session.close()

@@ -1,14 +1,18 @@
 """`Team`: what its models' clients are given, and in which session their calls count."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
+from uuid import UUID
 
 import openai
 import pytest
 from langchain_core.messages import HumanMessage
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import START, MessagesState, StateGraph
 from pydantic import SecretStr
 
-from prefillshare_agents import OpenAI, Session
+from prefillshare_agents import OpenAI, Session, TokenBudgetError
 from prefillshare_agents.langgraph import ChatPrefillShare, Team
 from prefillshare_agents.testing import FakeServer
 
@@ -145,3 +149,112 @@ def test_a_call_through_a_client_of_the_callers_counts(server: FakeServer) -> No
 
     assert server.chats[0].sessions == ["block"]
     assert session.usage.calls == 1
+
+
+THREAD: Any = {"configurable": {"thread_id": "order-4711"}}
+
+
+def checkpointed(team: Team) -> Any:
+    graph = StateGraph(MessagesState)
+    graph.add_node("critic", team.node("critic"))
+    graph.add_edge(START, "critic")
+    return graph.compile(checkpointer=InMemorySaver())
+
+
+def test_a_threads_session_counts_and_is_the_one_without_the_block(
+    team: Team, server: FakeServer
+) -> None:
+    app = checkpointed(team)
+    with team.session(thread_id="order-4711", token_budget=10_000) as session:
+        app.invoke(TASK, THREAD)
+    app.invoke(TASK, THREAD)
+
+    assert [chat.sessions for chat in server.chats] == [[session.id]] * 2
+    assert session.usage.calls == 1
+
+
+def test_the_budget_of_a_threads_session_holds(team: Team, server: FakeServer) -> None:
+    with team.session(thread_id="order-4711", token_budget=1), pytest.raises(TokenBudgetError):
+        checkpointed(team).invoke(TASK, THREAD)
+
+    assert server.chats == []
+
+
+@pytest.mark.parametrize("thread_id", ["order-4711", 7, UUID(int=7)])
+async def test_both_kinds_of_session_take_a_thread(
+    thread_id: str | int | UUID, team: Team, server: FakeServer
+) -> None:
+    sessions = [team.session(thread_id=thread_id), team.asession(thread_id=thread_id)]
+    checkpointed(team).invoke(TASK, {"configurable": {"thread_id": thread_id}})
+    await team.aclose()
+
+    assert [[session.id] for session in sessions] == [server.chats[0].sessions] * 2
+
+
+async def test_a_session_has_an_id_or_a_thread(team: Team) -> None:
+    told = r"id is 's1' and thread_id is 't1'; give one"
+    with pytest.raises(ValueError, match=told):
+        team.session("s1", thread_id="t1")
+    with pytest.raises(ValueError, match=told):
+        team.asession("s1", thread_id="t1")
+    await team.aclose()
+
+
+@dataclass
+class Question:
+    question: str
+
+
+@dataclass(slots=True)
+class Asked:
+    question: str
+    messages: list[Any]
+
+
+@pytest.mark.parametrize("state", [{"question": "How far?"}, Question("How far?")])
+async def test_a_node_names_the_keys_of_a_state_without_messages(state: Any, team: Team) -> None:
+    node = team.node("critic")
+    told = r"'critic'.*no messages.*\[question\].*MessagesState.*team\.model\('critic'\)"
+    with pytest.raises(ValueError, match=told):
+        node.invoke(state)
+    with pytest.raises(ValueError, match=told):
+        await node.ainvoke(state)
+    await team.aclose()
+
+
+def test_a_state_may_be_an_object(team: Team, server: FakeServer) -> None:
+    team.node("critic").invoke(Asked("How far?", [("user", "How far is the moon?")]))
+
+    assert server.chats[0].body["messages"] == [{"role": "user", "content": "How far is the moon?"}]
+
+
+def test_a_tool_names_the_keys_of_a_state_without_messages(team: Team) -> None:
+    pytest.importorskip("langchain")
+    asking: Any = team.tool("critic", description="Ask the critic.")
+    with pytest.raises(ValueError, match=r"'critic'.*no messages.*\[question\]"):
+        asking.func("How far?", {"question": "How far?"})
+
+
+def test_a_team_in_a_block_is_closed_at_its_end(server: FakeServer) -> None:
+    with Team(server.url, ["critic"]) as team:
+        team.node("critic").invoke(TASK)
+
+    assert len(server.chats) == 1
+    assert team._client.is_closed()
+
+
+async def test_a_team_in_an_async_block_is_closed_for_all_runs(server: FakeServer) -> None:
+    async with Team(server.url, ["critic"]) as team:
+        team.node("critic").invoke(TASK)
+        await team.node("critic").ainvoke(TASK)
+
+    assert len(server.chats) == 2
+    assert team._client.is_closed()
+    assert team._async_client.is_closed()
+
+
+@pytest.mark.parametrize("name", ["timeoutt", "mode"])
+def test_an_option_that_a_team_does_not_have_is_named(name: str, server: FakeServer) -> None:
+    options: Any = {name: 1}
+    with pytest.raises(TypeError, match=f"unexpected keyword argument '{name}'"):
+        Team(server.url, ["critic"], **options)

@@ -10,7 +10,7 @@ from langgraph.graph import START, MessagesState, StateGraph
 
 from prefillshare_agents import Session
 from prefillshare_agents._identity import session_id_of_thread
-from prefillshare_agents.langgraph import ChatPrefillShare, session_config
+from prefillshare_agents.langgraph import ChatPrefillShare, bind, session_config
 from prefillshare_agents.testing import FakeServer
 
 TASK: Any = {"messages": [("user", "How far is the moon?")]}
@@ -168,6 +168,25 @@ async def test_a_changed_session_is_the_one_sent_and_the_one_counted(
 
     assert named(server) == [["two"]] * 3
     assert session.usage.calls == 3
+
+
+def test_a_graph_that_is_bound_to_an_id_records_nothing(model: Any, server: FakeServer) -> None:
+    bound = bind(graph_of(model.invoke), "s1")
+    bound.invoke(TASK)
+    bound.invoke(TASK)
+
+    assert named(server) == [["s1"]] * 2
+    assert bound.session.calls == ()
+
+
+def test_a_graph_that_is_bound_to_an_id_counts_in_the_block_of_that_id(
+    model: Any, server: FakeServer
+) -> None:
+    bound = bind(graph_of(model.invoke), "s1")
+    with Session("s1") as session:
+        bound.invoke(TASK)
+
+    assert session.usage.calls == 1
 
 
 def test_something_else_as_a_models_session_is_refused(model: Any, server: FakeServer) -> None:

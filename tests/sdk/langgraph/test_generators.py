@@ -230,6 +230,40 @@ def test_a_block_that_had_a_call_is_over_for_what_comes_behind_it(
     assert named(server) == [["s1"], ["s1"], [], []]
 
 
+@pytest.mark.filterwarnings("error::prefillshare_agents.SessionLostWarning")
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("what", [*RUNS, "model"])
+async def test_what_is_invoked_behind_a_block_without_a_call_is_not_of_it(
+    what: str, asynchronous: bool, team: Team, server: FakeServer
+) -> None:
+    """A block may end without a call, where the answer was there already."""
+    run = team.model("critic") if what == "model" else RUNS[what](team)
+    task: Any = "hello" if what == "model" else TASK
+    with team.session("s1"):
+        pass
+    if asynchronous:
+        await run.ainvoke(task)
+        await run.abatch([task, task])
+    else:
+        run.invoke(task)
+        run.batch([task, task])
+    await team.aclose()
+
+    assert {str(sessions) for sessions in named(server)} == {"[]"}
+
+
+def test_a_stream_is_its_blocks_also_where_something_is_invoked_before_it_is_read(
+    team: Team, server: FakeServer
+) -> None:
+    app = graph(team)
+    with team.session("s1"):
+        parts = app.stream(TASK)
+    app.invoke(TASK)
+    list(parts)
+
+    assert named(server) == [[], [], ["s1"], ["s1"]]
+
+
 def test_a_run_without_a_session_after_a_block_with_one_is_no_news(team: Team) -> None:
     app = graph(team)
     with team.session("s1"):

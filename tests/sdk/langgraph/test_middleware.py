@@ -13,6 +13,7 @@ from langchain.agents.middleware import (
     ModelRetryMiddleware,
     SummarizationMiddleware,
     before_model,
+    wrap_model_call,
 )
 from langchain_core.language_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage, HumanMessage, RemoveMessage
@@ -21,7 +22,7 @@ from langchain_openai import ChatOpenAI
 from langgraph.graph import START, MessagesState, StateGraph
 from pydantic import BaseModel
 
-from prefillshare_agents import PrefixBreakWarning, Session
+from prefillshare_agents import PrefixBreakWarning, Session, current_session
 from prefillshare_agents.langgraph import (
     ChatPrefillShare,
     PrefillShareMiddleware,
@@ -119,6 +120,53 @@ def test_a_model_of_the_responses_api_is_let_alone_with_a_warning(
         assert adopted(model) is None
 
 
+class OwnChat(ChatOpenAI):
+    """A subclass with ways of its own."""
+
+
+async def key() -> str:
+    return "local"
+
+
+@pytest.mark.parametrize(
+    ("options", "kind"),
+    [
+        ({}, OwnChat),
+        ({"api_key": key}, ChatOpenAI),
+        ({"client": object()}, ChatOpenAI),
+        ({"client": object(), "async_client": object()}, ChatOpenAI),
+    ],
+    ids=["subclass", "async key", "client", "clients"],
+)
+async def test_a_model_that_cannot_be_taken_over_is_let_alone_with_one_warning(
+    options: Any, kind: type[ChatOpenAI], server: FakeServer
+) -> None:
+    model = kind(**{"model": "solver", "base_url": server.url, "api_key": "local", **options})
+    middleware = PrefillShareMiddleware()
+    told = (
+        rf"model 'solver' at 127\.0\.0\.1 is used as it is, without a session: it is a "
+        rf"{kind.__name__} .*PrefillShareMiddleware\(model=ChatPrefillShare\(\.\.\.\)\)"
+    )
+    with pytest.warns(UserWarning, match=told) as warned:
+        assert [middleware._ours(model) for _ in range(2)] == [None, None]
+    assert len(warned) == 1
+
+
+def test_a_subclass_answers_as_before(server: FakeServer) -> None:
+    model = OwnChat(model="solver", base_url=server.url, api_key="local")  # type: ignore[arg-type]
+    agent = create_agent(model, middleware=[PrefillShareMiddleware()])
+    with Session("s1"), pytest.warns(UserWarning, match="OwnChat"):
+        state = agent.invoke(TASK)
+
+    assert state["messages"][-1].text
+    assert [chat.sessions for chat in server.chats] == [[]]
+
+
+@pytest.mark.parametrize("address", [None, "https://eu.api.openai.com/v1"])
+def test_a_subclass_on_openais_servers_is_let_alone(address: str | None) -> None:
+    assert adopted(OwnChat(model="gpt-x", base_url=address, api_key="k")) is None  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("client_retries", [0, 2])
 def test_a_retrying_middleware_retries_what_no_client_has(
     client_retries: int, server: FakeServer
@@ -171,6 +219,46 @@ def test_a_teams_middleware_gives_an_agent_the_roles_model(team: Team, server: F
     assert server.chats[0].body["model"] == "critic"
     assert server.chats[0].body["temperature"] == 0
     assert list(session.usage.roles) == ["critic"]
+
+
+def test_a_session_that_is_known_by_its_id_records_nothing(server: FakeServer) -> None:
+    entered = []
+
+    @wrap_model_call
+    def look(request: Any, handler: Any) -> Any:
+        answer = handler(request)
+        entered.append(current_session())
+        return answer
+
+    middleware = [PrefillShareMiddleware(session="s1"), look]
+    create_agent(plain(server), middleware=middleware).invoke(TASK)
+
+    assert [session.calls for session in entered if session] == [()]
+
+
+def test_in_a_block_the_middlewares_session_is_the_one_of_that_id(server: FakeServer) -> None:
+    agent = create_agent(plain(server), middleware=[PrefillShareMiddleware(session="s1")])
+    with Session("s1") as session:
+        agent.invoke(TASK)
+
+    assert session.usage.calls == 1
+
+
+def test_an_agent_of_a_team_takes_the_options_of_its_model(team: Team, server: FakeServer) -> None:
+    team.agent("critic", temperature=0.5, max_tokens=7, name="judge").invoke(TASK)
+
+    body = server.chats[0].body
+    assert (body["temperature"], body["max_completion_tokens"]) == (0.5, 7)
+
+
+def test_an_agent_of_a_team_refuses_what_nobody_takes(team: Team) -> None:
+    with pytest.raises(TypeError, match="temprature"):
+        team.agent("critic", temprature=0.5)
+
+
+def test_options_beside_an_agents_own_model_are_refused(team: Team) -> None:
+    with pytest.raises(ValueError, match="model= is given beside temperature="):
+        team.agent("critic", model=team.model("solver"), temperature=0.5)
 
 
 def test_an_agent_of_a_team_is_one_of_create_agent(team: Team, server: FakeServer) -> None:

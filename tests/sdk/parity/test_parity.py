@@ -8,9 +8,10 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from prefillshare_agents import OpenAI, Session
+from prefillshare_agents import AsyncOpenAI, AsyncSession, OpenAI, Session
 from prefillshare_agents.testing import FakeServer
 
+from .acalls import ASYNC_CALLS, AsyncCall
 from .calls import CALLS, Call
 
 # What differs from one run to the next with the same client.
@@ -33,10 +34,22 @@ def outcome(call: Call, client: openai.OpenAI, server: FakeServer) -> Any:
     try:
         return plainly(call(client, server))
     except Exception as error:
-        status = getattr(error, "status_code", None), getattr(error, "code", None)
-        body = plainly(getattr(error, "body", None))
-        cause = type(error.__cause__).__name__
-        return type(error).__mro__[:-2], str(error).split(" at 0x")[0], status, body, cause
+        return told(error)
+
+
+async def aoutcome(call: AsyncCall, client: openai.AsyncOpenAI, server: FakeServer) -> Any:
+    try:
+        return plainly(await call(client, server))
+    except Exception as error:
+        return told(error)
+
+
+def told(error: Exception) -> Any:
+    """What a program can see of an error."""
+    status = getattr(error, "status_code", None), getattr(error, "code", None)
+    body = plainly(getattr(error, "body", None))
+    cause = type(error.__cause__).__name__
+    return type(error).__mro__[:-2], str(error).split(" at 0x")[0], status, body, cause
 
 
 def seen(server: FakeServer) -> list[Any]:
@@ -67,6 +80,25 @@ def test_a_call_has_the_same_outcome_and_sends_the_same(call: Call, session: Any
             requests.append(seen(server))
             outcomes[-1] = _without(server.url, outcomes[-1])
 
+    require_same(outcomes, requests)
+
+
+@pytest.mark.parametrize("session", ["parity", AsyncSession("parity")], ids=["id", "object"])
+@pytest.mark.parametrize("call", ASYNC_CALLS, ids=lambda call: call.__name__)
+async def test_an_asynchronous_call_does_so_too(call: AsyncCall, session: Any) -> None:
+    outcomes, requests = [], []
+    for make in (openai.AsyncOpenAI, AsyncOpenAI):
+        options: Any = {} if make is openai.AsyncOpenAI else {"session": session}
+        with FakeServer() as server:
+            async with make(base_url=server.url, api_key="local", **options) as client:
+                found = await aoutcome(call, client, server)
+            requests.append(seen(server))
+            outcomes.append(_without(server.url, found))
+    require_same(outcomes, requests)
+
+
+def require_same(outcomes: list[Any], requests: list[list[Any]]) -> None:
+    """Raise AssertionError unless only the session header differs: openai's first, then ours."""
     theirs, ours = requests
     tagged = [
         (method, path, [pair for pair in headers if pair != ("x-session-id", "parity")], body)
