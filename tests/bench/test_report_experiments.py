@@ -142,6 +142,11 @@ def test_concurrency_has_a_row_for_each_limit_and_the_best_one(tmp_path: Path) -
     assert content["peaks"]["per_model"]["limit"] == 4
 
 
+def test_what_is_missing_is_what_the_experiment_is_about(tmp_path: Path) -> None:
+    folders.point(tmp_path, "swarm", "prefillshare")
+    assert result(tmp_path, "swarm")["missing"] == ["per_model"]
+
+
 def test_roles_scaling_tells_how_each_system_grows(tmp_path: Path) -> None:
     for count in (1, 4):
         for system, tokens in (("prefillshare", 100), ("per_model", 100 * count)):

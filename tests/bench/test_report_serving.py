@@ -236,3 +236,14 @@ def test_about_says_how_to_measure_again(tmp_path: Path) -> None:
     assert about["command"] == "prefillshare bench run react"
     assert about["date"] == "2026-01-02T03:04:05Z"
     assert about["workloads"][0]["sha256"].startswith("react")
+
+
+def test_every_limit_that_was_tried_is_told_of(tmp_path: Path) -> None:
+    for limit, better in ((None, 1), (2, 4)):
+        measured = folders.figures(better)
+        folders.point(tmp_path, "react", "per_model", max_sessions=limit, measured=measured)
+    tried = serving(tmp_path)["tried"]
+    assert [(row["system"], row["rate"], row["limit"], row["p95_s"]) for row in tried] == [
+        ("per_model", 0.2, None, 4),
+        ("per_model", 0.2, 2, 1),
+    ]

@@ -105,7 +105,11 @@ def _serving(content: Content) -> Built:
             "The paper does not say whether Fig. 4 shows the p95 of a call or of a session: its "
             "ratio stands in both columns."
         )
-    return [*found, tables.everything("Every measured load", rows, place, _ALL)], notes
+    return [
+        *found,
+        tables.everything("Every measured load", rows, place, _ALL),
+        tables.tried("Every limit of sessions at once that was tried", content["tried"], HEADLINES),
+    ], notes
 
 
 def _rows(content: Content) -> Built:

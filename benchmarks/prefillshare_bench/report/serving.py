@@ -36,6 +36,7 @@ def serving(points: Sequence[Point]) -> dict[str, Any]:
         "missing": [name for name in SYSTEMS if name not in systems],
         "not_survived": _not_survived(rows, place),
         "loads": rows,
+        "tried": summary.tried(points),
         "paper": paper.SERVING.get(points[0].experiment if points else ""),
         "about": {
             **about(points),

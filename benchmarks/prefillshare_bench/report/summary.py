@@ -72,6 +72,18 @@ def sweep(points: Iterable[Point], axis: Axis) -> dict[Any, dict[str, Summary]]:
     return found
 
 
+def tried(points: Iterable[Point]) -> list[dict[str, Any]]:
+    """Every rate and limit that was measured, also those that were not the best for a system."""
+    loads: dict[tuple[str, float | None, int | None], list[Point]] = {}
+    for point in points:
+        loads.setdefault((point.system, point.rate, point.limit), []).append(point)
+    order = in_order(system for system, _, _ in loads)
+    ranked = sorted(loads, key=lambda at: (at[1] or 0, order.index(at[0]), at[2] or 0))
+    return [
+        {"system": at[0], "rate": at[1], **Summary(at[0], tuple(loads[at])).row()} for at in ranked
+    ]
+
+
 def load_axis(points: Iterable[Point]) -> tuple[str, Axis]:
     """What load means here, with its name: the rate; the limit, if every loop was closed."""
     if any(point.rate is not None for point in points):

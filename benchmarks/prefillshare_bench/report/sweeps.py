@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from prefillshare_bench import paper
+from prefillshare_bench.experiments import EXPERIMENTS
 from prefillshare_bench.report import summary
 from prefillshare_bench.report.about import about
-from prefillshare_bench.report.labels import SYSTEMS
 from prefillshare_bench.report.mechanisms import kept_bytes, mean, prefilling
 from prefillshare_bench.report.points import Point
 from prefillshare_bench.report.summary import Axis, Summary
@@ -105,7 +105,9 @@ def _over(
     systems = summary.in_order(point.system for point in points)
     return {
         rows: [summary.row(place, value, at_place) for value, at_place in found.items()],
-        "missing": [name for name in SYSTEMS if name not in systems],
+        "missing": [
+            name for name in EXPERIMENTS[points[0].experiment].systems if name not in systems
+        ],
         "paper": None if theirs is None else dict(theirs),
         "about": about(points),
     }
@@ -139,16 +141,18 @@ def _overlap(points: Sequence[Point]) -> float | None:
 def _amplification_by_role(point: Point) -> dict[str, float]:
     """Tokens computed for a role's calls over those that it needs if nothing is evicted (C.3).
 
-    Needed is each of its histories' prefixes once. Empty without the sessions' file.
+    Needed is each of its histories' prefixes once, and the head that sessions have in common once.
+    Empty without the sessions' file.
     """
     if point.sent is None:
         return {}
+    block = point.data["setting"]["block_size"]
+    head = point.sent.head // block * block
     needed: dict[str, int] = {}
     computed: dict[str, int] = {}
+    sessions: dict[str, set[str]] = {}
     once = {
-        session.id: session.prefill_tokens(
-            point.sent.head, per_role=True, block_size=point.data["setting"]["block_size"]
-        )
+        session.id: session.prefill_tokens(point.sent.head, per_role=True, block_size=block)
         for session in point.sent.sessions
     }
     for call in point.calls:
@@ -157,7 +161,11 @@ def _amplification_by_role(point: Point) -> dict[str, float]:
             role = call["role"]
             needed[role] = needed.get(role, 0) + tokens[call["index"]]
             computed[role] = computed.get(role, 0) + call["computed_tokens"]
-    return {role: round(computed[role] / tokens, 4) for role, tokens in needed.items()}
+            sessions.setdefault(role, set()).add(call["session"])
+    return {
+        role: round(computed[role] / (tokens - head * (len(sessions[role]) - 1)), 4)
+        for role, tokens in needed.items()
+    }
 
 
 def _first_prompt(points: Sequence[Point]) -> float | None:

@@ -103,6 +103,21 @@ def everything(caption: str, rows: Sequence[Content], place: str, names: Sequenc
     return Table(caption, header, tuple(cells), folded=True)
 
 
+def tried(caption: str, rows: Sequence[Content], names: Sequence[str]) -> Table:
+    """Each rate and limit with each system."""
+    cells = [
+        (
+            number(row["rate"]),
+            number(row["limit"]),
+            label(row["system"]),
+            *(shown(name, row.get(name)) for name in names),
+        )
+        for row in rows
+    ]
+    header = ("sessions per second", "at once, at most", "system", *map(column, names))
+    return Table(caption, header, tuple(cells), folded=True)
+
+
 def label(system: str) -> str:
     """What a reader calls it."""
     return SYSTEMS[system].label if system in SYSTEMS else system
