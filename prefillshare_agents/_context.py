@@ -85,6 +85,11 @@ def leave_block(session: Session | AsyncSession) -> None:
     _left.set(block if block is not None and not block.was_used else None)
 
 
+def is_behind_block() -> bool:
+    """Return whether a block ended here in which nothing was called, whatever was called since."""
+    return _left.get() is not None
+
+
 def left_block() -> Block | None:
     """Return the block that ended last here, if nothing was called in it or of it yet.
 

@@ -44,9 +44,9 @@ class _Hook:
     def get(self) -> _InBlock | None:
         block = _context.current_block()
         if block is None and var_child_runnable_config.get() is None:
-            block = _context.left_block()
-            if block is not None and _began_at_once():
+            if _context.is_behind_block() and _began_at_once():
                 return _outside
+            block = _context.left_block()
         if block is None or block.session is None:
             return None
         if block.tag is None:

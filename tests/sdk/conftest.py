@@ -2,7 +2,14 @@ from collections.abc import Iterator
 
 import pytest
 
+from prefillshare_agents import _context
 from prefillshare_agents.testing import FakeServer
+
+
+@pytest.fixture(autouse=True)
+def behind_no_block() -> None:
+    """All tests of a process run in one context: what stands behind a block there is no news."""
+    _context._left.set(None)
 
 
 @pytest.fixture

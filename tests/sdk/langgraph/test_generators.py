@@ -252,6 +252,7 @@ async def test_what_is_invoked_behind_a_block_without_a_call_is_not_of_it(
     assert {str(sessions) for sessions in named(server)} == {"[]"}
 
 
+@pytest.mark.filterwarnings("error::prefillshare_agents.SessionLostWarning")
 def test_a_stream_is_its_blocks_also_where_something_is_invoked_before_it_is_read(
     team: Team, server: FakeServer
 ) -> None:
@@ -260,8 +261,9 @@ def test_a_stream_is_its_blocks_also_where_something_is_invoked_before_it_is_rea
         parts = app.stream(TASK)
     app.invoke(TASK)
     list(parts)
+    app.invoke(TASK)
 
-    assert named(server) == [[], [], ["s1"], ["s1"]]
+    assert named(server) == [[], [], ["s1"], ["s1"], [], []]
 
 
 def test_a_run_without_a_session_after_a_block_with_one_is_no_news(team: Team) -> None:
