@@ -9,9 +9,6 @@ import openai
 
 from ._core import SessionCore
 
-_ONCE: dict[str, Any] = {"max_retries": 0}
-"""For the count before a call: the call that follows has retries of its own."""
-
 
 def count(
     session: SessionCore, client: openai.OpenAI, body: Mapping[str, Any], **options: Any
@@ -44,7 +41,8 @@ def count_if_needed(
     if not session._needs_count(body):
         return None
     try:
-        return count(session, client, body, **_ONCE, **options)
+        # Asked once: the call that follows has retries of its own.
+        return count(session, client, body, max_retries=0, **options)
     except openai.APIError as error:
         # The call itself may work, and says better what is wrong with it if not.
         session._cannot_count(error)
@@ -58,7 +56,7 @@ async def acount_if_needed(
     if not session._needs_count(body):
         return None
     try:
-        return await acount(session, client, body, **_ONCE, **options)
+        return await acount(session, client, body, max_retries=0, **options)
     except openai.APIError as error:
         session._cannot_count(error)
         return None

@@ -44,6 +44,9 @@ class _Request:
 
     line: trace.Line
     said: trace.Recorded
+    role: str
+    time: float | None
+    """Seconds since 1970."""
 
     @property
     def where(self) -> str:
@@ -80,12 +83,11 @@ def recorded(
     if not index.sessions:
         where = ", ".join(map(str, paths)) or "the trace"
         raise ConfigError(Problem(where, "has no chat requests", "log POST /v1/chat/completions"))
-    roles = _Roles(role_key)
-    requests = _in_order(_requests(index))
+    requests = _in_order(_requests(index, _Roles(role_key)))
     chains = _Chains(set(index.sessions))
     sessions: dict[str, list[_Request]] = {}
     for request in requests:
-        session = chains.session(request.line.session, roles.of(request), request.messages)
+        session = chains.session(request.line.session, request.role, request.messages)
         sessions.setdefault(session, []).append(request)
     began = _began({session: made[0] for session, made in sessions.items()})
     rate = _rate(began)
@@ -96,7 +98,7 @@ def recorded(
         first = min(began.values())
         since = {name: round((at - first) * (rate or 1.0), 6) for name, at in began.items()}
     calls = {
-        session: tuple(_call(request, roles, answer, longest_answer) for request in made)
+        session: tuple(_call(request, answer, longest_answer) for request in made)
         for session, made in sessions.items()
     }
     logged = "" if rate is None else f", {rate:.3g} sessions a second"
@@ -111,7 +113,7 @@ def recorded(
     return Imported(workload, rate, chains.count, index.skipped)
 
 
-def _requests(index: trace.Index) -> Iterator[_Request]:
+def _requests(index: trace.Index, roles: _Roles) -> Iterator[_Request]:
     """Each line's, checked. Raises ConfigError for what cannot be sent again."""
     lines = sorted((line for s in index.sessions.values() for line in s), key=lambda at: at.place)
     for line, said in zip(lines, trace.load(lines), strict=True):
@@ -126,15 +128,15 @@ def _requests(index: trace.Index) -> Iterator[_Request]:
             raise ConfigError(Problem(line.where, str(error), remedy)) from None
         if line.session == "":
             raise ConfigError(Problem(line.where, "the session's name is empty", "give it one"))
-        yield _Request(line, said)
+        yield _Request(line, said, roles.of(line, said), _time(line, said))
 
 
 def _in_order(requests: Iterable[_Request]) -> list[_Request]:
     """As they were made: by their times if all have one, as in the logs of several processes."""
-    timed = [(_time(request), request) for request in requests]
-    if all(at is not None for at, _ in timed):
-        timed.sort(key=lambda pair: pair[0] or 0.0)
-    return [request for _, request in timed]
+    found = list(requests)
+    if all(request.time is not None for request in found):
+        found.sort(key=lambda request: request.time or 0.0)
+    return found
 
 
 class _Chains:
@@ -176,10 +178,10 @@ class _Roles:
         self._key = key
         self._said: dict[str, str] = {}
 
-    def of(self, request: _Request) -> str:
+    def of(self, line: trace.Line, request: trace.Recorded) -> str:
         """Raises ConfigError for a request that names none, and for two that would be one."""
-        said = request.said.field(self._key)
-        where = f"{request.where}: {self._key}"
+        said = request.field(self._key)
+        where = f"{line.where}: {self._key}"
         if not isinstance(said, str) or not said:
             what = f"{said!r} names no role"
             raise ConfigError(Problem(where, what, "log the request's model, or give --role-key"))
@@ -193,10 +195,10 @@ class _Roles:
         return role
 
 
-def _call(request: _Request, roles: _Roles, answer: int, longest: int | None) -> RecordedCall:
+def _call(request: _Request, answer: int, longest: int | None) -> RecordedCall:
     body = {name: value for name, value in request.said.body.items() if name != "model"}
     length = _answer_length(request.said, answer)
-    return RecordedCall(role=roles.of(request), request=body, answer=min(length, longest or length))
+    return RecordedCall(role=request.role, request=body, answer=min(length, longest or length))
 
 
 def _named(name: str) -> str:
@@ -227,11 +229,10 @@ def _answer_length(said: trace.Recorded, default: int) -> int:
 
 def _began(firsts: Mapping[str, _Request]) -> dict[str, float] | None:
     """When each session began, in seconds since 1970; None if no line has a time."""
-    times = {session: _time(request) for session, request in firsts.items()}
-    known = {session: time for session, time in times.items() if time is not None}
+    known = {name: first.time for name, first in firsts.items() if first.time is not None}
     if not known:
         return None
-    if missing := next((session for session in times if session not in known), None):
+    if missing := next((session for session in firsts if session not in known), None):
         what = "has no time, which other sessions have"
         remedy = f"log one of {', '.join(_TIMES)} in every line, or in none"
         raise ConfigError(Problem(firsts[missing].where, what, remedy))
@@ -246,9 +247,9 @@ def _rate(began: Mapping[str, float] | None) -> float | None:
     return (len(began) - 1) / took if took > 0 else None
 
 
-def _time(request: _Request) -> float | None:
+def _time(line: trace.Line, said: trace.Recorded) -> float | None:
     """Seconds since 1970 of a line. Raises ConfigError for a time that is none."""
-    found = ((name, request.said.field(name)) for name in _TIMES)
+    found = ((name, said.field(name)) for name in _TIMES)
     field, value = next(((name, at) for name, at in found if at is not None), ("", None))
     if value is None:
         return None
@@ -261,4 +262,4 @@ def _time(request: _Request) -> float | None:
     except ValueError:
         pass
     what, remedy = f"{value!r} is no time", "log seconds since 1970 or ISO 8601"
-    raise ConfigError(Problem(f"{request.where}: {field}", what, remedy))
+    raise ConfigError(Problem(f"{line.where}: {field}", what, remedy))

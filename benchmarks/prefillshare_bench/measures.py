@@ -13,6 +13,7 @@ Here `session_p95_s` is a session's and `p95_s` a call's.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -192,18 +193,9 @@ def _amplification(
     """
     if prefilled is None:
         return None
-    made: dict[str, int] = {}
-    for call in replay.calls:
-        made[call.session] = made.get(call.session, 0) + call.ok
-    head = workload.head // block_size * block_size
-    once = 0
-    for session in workload.sessions:
-        tokens = session.prefill_tokens(workload.head, block_size=block_size)
-        if tokens is None:
-            return None
-        if ran := made.get(session.id, 0):
-            once += sum(tokens[:ran]) - (head if once else 0)
-    return round(prefilled / once, _DIGITS) if once else None
+    made = Counter(call.session for call in replay.calls if call.ok)
+    needed = workload.needed(made, block_size=block_size)
+    return round(prefilled / sum(needed.values()), _DIGITS) if needed else None
 
 
 def _hit_rate(before: Sequence[WorkerCounts], after: Sequence[WorkerCounts]) -> float | None:

@@ -134,7 +134,7 @@ def run_command(
     from prefillshare_bench.experiments import SIZES, Load
     from prefillshare_bench.systems import SYSTEMS, require_context
 
-    machine.revision()
+    machine.revision()  # What is loaded now is what runs, whatever happens to the files.
     one_of("--system", systems or (), SYSTEMS)
     one_of("--size", [size], SIZES)
     chosen = replace(

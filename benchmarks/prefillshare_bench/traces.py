@@ -212,6 +212,29 @@ class Workload(_Strict):
             most = max(most, *whole)
         return most
 
+    def needed(
+        self, made: Mapping[str, int], *, per_role: bool = False, block_size: int = 1
+    ) -> dict[str, int] | None:
+        """Tokens to compute for the first calls of sessions, so many as `made` says of each.
+
+        By role with `per_role`, else all under "". Each history's prefix is computed once, and once
+        in all the head that sessions have in common. None if calls are recorded.
+        """
+        head = self.head // block_size * block_size
+        needed: dict[str, int] = {}
+        for session in self.sessions:
+            tokens = session.prefill_tokens(self.head, per_role=per_role, block_size=block_size)
+            if tokens is None:
+                return None
+            in_session: dict[str, int] = {}
+            ran = list(zip(session.calls, tokens, strict=True))[: made.get(session.id, 0)]
+            for call, count in ran:
+                reader = call.role if per_role else ""
+                in_session[reader] = in_session.get(reader, 0) + count
+            for reader, count in in_session.items():
+                needed[reader] = needed[reader] + count - head if reader in needed else count
+        return needed
+
 
 class Context:
     """The prompts of a session, which grow by what was answered."""
@@ -289,27 +312,26 @@ def read(path: Path) -> Workload:
             sessions=tuple(Session(id=s.id, arrival=s.arrival, calls=s.calls) for s in sessions),
         )
     except ValidationError as error:
-        raise ConfigError(*problems(str(path), error)) from None
+        raise ConfigError(*_problems(str(path), error)) from None
 
 
 def _parsed(model: type[_Model], where: str, line: str) -> _Model:
     try:
         return model.model_validate_json(line)
     except ValidationError as error:
-        raise ConfigError(*problems(where, error)) from None
+        raise ConfigError(*_problems(where, error)) from None
 
 
-def problems(where: str, error: ValidationError) -> list[Problem]:
-    """What is wrong with a workload that does not hang together."""
-    found_wrong = []
+def _problems(where: str, error: ValidationError) -> list[Problem]:
+    problems = []
     for found in error.errors(include_url=False):
         field = ".".join(str(part) for part in found["loc"] if part not in ("drawn", "recorded"))
         what = found["msg"].removeprefix("Value error, ")
         if isinstance(found["input"], str | int | float | bool):
             what = f"{found['input']!r}: {what}"
         remedy = "see prefillshare_bench/traces.py for the format"
-        found_wrong.append(Problem(f"{where}: {field}" if field else where, what, remedy))
-    return found_wrong
+        problems.append(Problem(f"{where}: {field}" if field else where, what, remedy))
+    return problems
 
 
 def _written(session: Session) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -141,31 +142,20 @@ def _overlap(points: Sequence[Point]) -> float | None:
 def _amplification_by_role(point: Point) -> dict[str, float]:
     """Tokens computed for a role's calls over those that it needs if nothing is evicted (C.3).
 
-    Needed is each of its histories' prefixes once, and the head that sessions have in common once.
     Empty without the sessions' file.
     """
     if point.sent is None:
         return {}
-    block = point.data["setting"]["block_size"]
-    head = point.sent.head // block * block
-    needed: dict[str, int] = {}
-    computed: dict[str, int] = {}
-    sessions: dict[str, set[str]] = {}
-    once = {
-        session.id: session.prefill_tokens(point.sent.head, per_role=True, block_size=block)
-        for session in point.sent.sessions
-    }
-    for call in point.calls:
-        tokens = once[call["session"]]
-        if tokens is not None and call["computed_tokens"] is not None and not call["error"]:
-            role = call["role"]
-            needed[role] = needed.get(role, 0) + tokens[call["index"]]
-            computed[role] = computed.get(role, 0) + call["computed_tokens"]
-            sessions.setdefault(role, set()).add(call["session"])
-    return {
-        role: round(computed[role] / (tokens - head * (len(sessions[role]) - 1)), 4)
-        for role, tokens in needed.items()
-    }
+    known = [c for c in point.calls if not c["error"] and c["computed_tokens"] is not None]
+    computed: Counter[str] = Counter()
+    for call in known:
+        computed[call["role"]] += call["computed_tokens"]
+    needed = point.sent.needed(
+        Counter(call["session"] for call in known),
+        per_role=True,
+        block_size=point.data["setting"]["block_size"],
+    )
+    return {role: round(computed[role] / tokens, 4) for role, tokens in (needed or {}).items()}
 
 
 def _first_prompt(points: Sequence[Point]) -> float | None:
