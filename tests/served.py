@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
 import uvicorn
 
 from prefillshare_server.config import Cluster
@@ -18,11 +19,25 @@ from prefillshare_server.launch.local_cluster import LocalCluster
 from prefillshare_server.launch.process import State
 from prefillshare_server.models import store
 from prefillshare_server.router.app import create_app
+from prefillshare_server.router.parts import Router
 from prefillshare_server.router.topology import WorkerEndpoint
 
 START_S = 300
-STOP_S = 60
-READY_S = 120
+STOP_S = 120
+READY_S = 240
+
+PATIENCE_S = 60.0
+"""A worker or the router that stands still for some seconds on a busy machine is no failed worker:
+it neither leaves a call without an account, nor takes a session off its worker."""
+
+_LIMITS = (
+    "app._PROBE_S",
+    "decode._ACCOUNT_S",
+    "health._PROBE_S",
+    "leases._RELEASE_S",
+    "workers.CONNECT_S",
+)
+"""Of the router, in seconds; the cluster file sets the others."""
 
 Reach = Callable[[WorkerEndpoint], WorkerEndpoint]
 """How the router is to reach a worker: itself, or something in front of it."""
@@ -34,6 +49,8 @@ class Served:
 
     url: str
     workers: tuple[WorkerEndpoint, ...]
+    router: Router
+    """Its parts, which live in another thread."""
     _cluster: LocalCluster
     _starts: Counter[str] = field(default_factory=Counter)
     """How often each worker became ready."""
@@ -75,6 +92,17 @@ def serve_in_thread(
 
     `supervised`: workers that die are started again.
     """
+    with pytest.MonkeyPatch.context() as patch:
+        for name in _LIMITS:
+            patch.setattr(f"prefillshare_server.router.{name}", PATIENCE_S)
+        with _served(cluster, log_dir, supervised, reach) as served:
+            yield served
+
+
+@contextmanager
+def _served(
+    cluster: Cluster, log_dir: Path, supervised: bool, reach: Reach | None
+) -> Iterator[Served]:
     ready = threading.Event()
     outcome: list[Served | BaseException] = []
     stop_requested: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
@@ -96,7 +124,8 @@ def serve_in_thread(
                 await asyncio.sleep(0.01)
             port = server.servers[0].sockets[0].getsockname()[1]
             supervising = asyncio.create_task(workers.supervise()) if supervised else None
-            outcome.append(Served(f"http://127.0.0.1:{port}", workers.endpoints, workers, starts))
+            url, router = f"http://127.0.0.1:{port}", app.state.router
+            outcome.append(Served(url, workers.endpoints, router, workers, starts))
             ready.set()
             await stop.wait()
             if supervising is not None:
@@ -124,7 +153,8 @@ def serve_in_thread(
         yield first
     finally:
         for loop, stop in stop_requested:
-            if not loop.is_closed():
+            # It is closed where the cluster has failed.
+            with suppress(RuntimeError):
                 loop.call_soon_threadsafe(stop.set)
         thread.join(STOP_S)
         assert not thread.is_alive(), f"the cluster did not stop within {STOP_S} s"

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from ._request import Request
 
-_STOP_S = 1.0
+_STOP_S = 5.0
 
 Ending = Literal["done", "end", "reset"]
 """How a stream ends: with `[DONE]`, without it, or with the connection closed under it."""
@@ -75,7 +75,6 @@ class HttpServer:
 
 class _Server(ThreadingTCPServer):
     # Not HTTPServer, which looks up the host's name: that can take seconds.
-    daemon_threads = True
     allow_reuse_address = True
     request_queue_size = 128
 
@@ -85,9 +84,16 @@ class _Server(ThreadingTCPServer):
         self._open: dict[socket.socket, threading.Thread] = {}
         self._lock = threading.Lock()
 
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
+    def process_request(self, request: Any, client_address: Any) -> None:
+        thread = threading.Thread(
+            target=self.process_request_thread, args=(request, client_address), daemon=True
+        )
+        # Not by the thread itself: it may be late, and `disconnect` has to find all.
         with self._lock:
-            self._open[request] = threading.current_thread()
+            self._open[request] = thread
+        thread.start()
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:

@@ -13,7 +13,8 @@ from prefillshare_server.models import adapter, store
 from tests.bench.conftest import bench, computed_once
 from tests.reference import base_cache_greedy
 
-pytestmark = pytest.mark.engine
+# Most start a system or two themselves.
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
 
 @pytest.fixture
@@ -102,11 +103,11 @@ def test_recorded_requests_are_run_on_ours_and_on_stock_engines(home: Path, tmp_
     log.write_text("".join(f"{json.dumps(request)}\n" for request in requests))
     bench("import", log, "--out", file, "--longest-answer", 6)
     measure = ["run", file, "--closed-loop", 1, "--base", "tiny-base", "--out", out]
-    bench(*measure, "--system", "prefillshare", "--system", "aggregated")
+    bench(*measure, "--system", "prefillshare", "--system", "multi_lora")
 
     points = sorted((out / "mine").glob("*.json"))
     assert [point.name for point in points] == [
-        f"mine.{system}.limit1.0.json" for system in ("aggregated", "prefillshare")
+        f"mine.{system}.limit1.0.json" for system in ("multi_lora", "prefillshare")
     ]
     stock, ours = (json.loads(point.read_text()) for point in points)
     for found in (stock, ours):

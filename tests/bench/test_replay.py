@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from tests.bench.conftest import (
 )
 from tests.router.conftest import Start
 
-TEST_S = 20
+TEST_S = 120
 """Far longer than any of these takes."""
 
 
@@ -200,11 +201,13 @@ async def test_a_broken_answer_ends_its_session_and_no_other(
 
 
 async def test_a_server_that_says_nothing_is_given_up(server: MockServer) -> None:
-    server.silent_for = frozenset({"beta"})
-    done = await run(small(), server, silence_s=0.5)
-    assert [call.ok for call in done.calls] == [True, False]
-    assert "timeout" in (done.calls[1].error or "").lower()
-    assert done.calls[1].status == 0
+    # The first call: on a busy machine one that is answered may take as long.
+    server.silent_for = frozenset({"alpha"})
+    done = await run(small(), server, silence_s=0.05)
+    [call] = done.calls
+    assert not call.ok
+    assert "timeout" in (call.error or "").lower()
+    assert call.status == 0
 
 
 async def test_a_call_that_takes_too_long_is_given_up(server: MockServer) -> None:
@@ -214,9 +217,12 @@ async def test_a_call_that_takes_too_long_is_given_up(server: MockServer) -> Non
 
 
 async def test_a_server_that_is_not_there_fails_every_session() -> None:
-    async with served(MockServer()) as gone:
-        urls = {role: [gone.url] for role in ("alpha", "beta")}
-    done = await replay(small(sessions=2), urls, limit=2, router=True)
+    with socket.socket() as deaf:
+        # Its port stays taken, lest another process listens there.
+        deaf.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{deaf.getsockname()[1]}"
+        urls = {role: [url] for role in ("alpha", "beta")}
+        done = await replay(small(sessions=2), urls, limit=2, router=True)
     assert [(call.index, call.status, call.ok) for call in done.calls] == [(0, 0, False)] * 2
     assert all("connect" in (call.error or "").lower() for call in done.calls)
 

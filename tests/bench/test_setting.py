@@ -185,5 +185,5 @@ def test_sigterm_ends_a_program_as_an_interrupt_does() -> None:
         "    print('stopped what it started')\n"
     )
     command = [sys.executable, "-c", program]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert (done.returncode, done.stdout) == (143, "stopped what it started\n")

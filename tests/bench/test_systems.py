@@ -1,6 +1,7 @@
 """Every system on real engines: which tokens each computes, and that its workers say so."""
 
 import asyncio
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,13 +11,18 @@ import pytest
 from prefillshare_bench import adapters
 from prefillshare_bench.records import CallRecord, Replay
 from prefillshare_bench.replay import replay
+from prefillshare_bench.setting import Running
 from prefillshare_bench.systems import ROUTER_SYSTEMS, STOCK_SYSTEMS, SYSTEMS, Setting, start
 from prefillshare_bench.traces import Call, Context, Session, Workload
 from prefillshare_bench.worker_state import Peaks, Sampler, WorkerState
 from prefillshare_server.models import adapter
 from tests.reference import base_cache_greedy
 
-pytestmark = pytest.mark.engine
+# The first test of each system starts it.
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
+
+WAIT_S = 120
+"""For what has to be seen on a busy machine."""
 
 BLOCK = 32
 ROLES = ("planner", "critic")
@@ -82,6 +88,19 @@ class Run:
 Runs = Callable[[str], Run]
 
 
+def at_rest(running: Running) -> list[WorkerState]:
+    """The workers once no call holds a block.
+
+    Their counters also stand still while a busy machine keeps one from ending a lease.
+    """
+    deadline = time.monotonic() + WAIT_S
+    found = running.workers()
+    while any(worker.blocks_in_use for worker in found):
+        assert time.monotonic() < deadline, found
+        found = running.workers()
+    return found
+
+
 @pytest.fixture(scope="module")
 def home(tiny_home: Path) -> Iterator[Path]:
     """The store of the tests also for the processes that they start."""
@@ -113,17 +132,16 @@ def run(setting: Setting, tmp_path_factory: pytest.TempPathFactory) -> Runs:
                         limit=2,
                         router=running.has_router,
                         next_role=name == "predictive",
-                        call_s=120,
+                        call_s=600,
                     )
                 )
-                after = running.workers()
+                after = at_rest(running)
                 with Sampler(running.places, (), interval_s=0.1) as working:
-                    # Again if it was over before it was seen, as on a busy machine.
-                    for _ in range(20):
+                    # Again for as long as it is over before it is seen, as on a busy machine.
+                    deadline = time.monotonic() + WAIT_S
+                    while not working.peaks().blocks_in_use and time.monotonic() < deadline:
                         asyncio.run(replay(LONG, running.urls, limit=1, router=running.has_router))
-                        if working.peaks().blocks_in_use:
-                            break
-                rest = running.workers()
+                rest = at_rest(running)
                 with running.sampler() as resting:
                     pass
                 done[name] = Run(

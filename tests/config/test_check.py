@@ -11,6 +11,7 @@ import pytest
 from prefillshare_server.check import check
 from prefillshare_server.config import Cluster, LayoutSettings
 from prefillshare_server.launch.plan import plan
+from prefillshare_server.launch.ports import free_ports
 from prefillshare_server.models.layout import Layout
 from prefillshare_server.models.provenance import Provenance, base_fingerprint
 
@@ -22,9 +23,8 @@ def _store(tiny_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        number: int = server.getsockname()[1]
-        return number
+    (number,) = free_ports(1)
+    return number
 
 
 def cluster(port: int, **changes: Any) -> Cluster:

@@ -1,6 +1,5 @@
 """The `prefillshare` command: what it prints, and how it ends."""
 
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +9,7 @@ import pytest
 import yaml
 
 from prefillshare_server import cli
+from prefillshare_server.launch.ports import free_ports
 from tests.config.conftest import WriteCluster
 
 CLUSTER = "base: {model: tiny-base}\nroles: {planner: {model: tiny-base}}\nrouter: {port: PORT}\n"
@@ -47,8 +47,7 @@ def run(
 
 @pytest.fixture
 def cluster_file(write_cluster: WriteCluster) -> Path:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+    (port,) = free_ports(1)
     return write_cluster(CLUSTER.replace("PORT", str(port)))
 
 

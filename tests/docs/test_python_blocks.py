@@ -20,6 +20,13 @@ ADDRESS = "http://127.0.0.1:8000/v1"
 SHARING = ("README.md", "docs/index.md", "docs/langgraph.md", "docs/guides/")
 """Pages whose programs read everything once; others may show what breaks a prefix."""
 
+PATIENCE = """
+from prefillshare_agents.testing import FakeServer
+
+FakeServer.wait_for_chats.__defaults__ = (120.0,)
+"""
+"""On a busy machine calls may take long to arrive."""
+
 _EXPORT = re.compile(r"^export (\w+)=(?:\"([^\"]*)\"|(\S+))", re.MULTILINE)
 
 
@@ -44,6 +51,7 @@ def run_as_tests(blocks: list[Block], folder: Path) -> None:
     for block in blocks:
         source += at_its_line(block, above=source.count("\n")) if block.skip is None else ""
     (folder / "test_page.py").write_text(source)
+    (folder / "conftest.py").write_text(PATIENCE)
     plugins = ["-p", "prefillshare_agents.testing.plugin", "-p", "no:cacheprovider"]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", *plugins, "test_page.py"],
@@ -52,7 +60,7 @@ def run_as_tests(blocks: list[Block], folder: Path) -> None:
         env={**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -26,7 +26,7 @@ def build(site: Path, config: Path = ROOT / "mkdocs.yml") -> subprocess.Complete
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "NO_MKDOCS_2_WARNING": "1"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         check=False,
     )
 

@@ -25,7 +25,7 @@ decode:
 dtype: float32
 max_model_len: 4096
 kv: {blocks: 512}
-timeouts: {start_s: 240}
+timeouts: {start_s: 240, queue_s: 180, prefill_s: 240}
 """
 
 

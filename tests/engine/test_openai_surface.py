@@ -201,7 +201,7 @@ def test_a_stop_string_ends_the_answer(client: openai.OpenAI) -> None:
 
 
 def test_models_lists_the_roles_and_flags_the_base(served: Served) -> None:
-    models = httpx.get(f"{served.url}/v1/models").json()["data"]
+    models = httpx.get(f"{served.url}/v1/models", timeout=60).json()["data"]
     roles = {"planner", "toolcaller", "solver", "critic"}
     assert {model["id"] for model in models} == roles | {"base"}
     assert [m["id"] for m in models if m["prefillshare"]["kind"] == "base"] == ["base"]
@@ -239,7 +239,7 @@ def test_a_decode_worker_called_without_base_kv_refuses(
 
 
 def test_metrics_and_health(served: Served) -> None:
-    assert httpx.get(f"{served.url}/health").status_code == 200
-    assert httpx.get(f"{served.url}/live").status_code == 200
-    metrics = httpx.get(f"{served.url}/metrics").text
+    assert httpx.get(f"{served.url}/health", timeout=120).status_code == 200
+    assert httpx.get(f"{served.url}/live", timeout=60).status_code == 200
+    metrics = httpx.get(f"{served.url}/metrics", timeout=60).text
     assert "prefillshare_prefill_computed_tokens_total" in metrics

@@ -174,14 +174,15 @@ def test_a_role_switch_computes_the_whole_prompt_where_roles_are_isolated(
 def test_sessions_stay_on_their_prefill_worker_and_spread_over_the_pool(
     client: openai.OpenAI, new_session: Callable[[], str]
 ) -> None:
-    homes: dict[str, set[str]] = {new_session(): set(), new_session(): set()}
+    # Of two, both may go to the worker that had fewer sessions before.
+    homes: dict[str, set[str]] = {new_session(): set() for _ in range(3)}
     for turn in range(3):
         for session, workers in homes.items():
             for role in ("planner", "solver"):
                 text = f"Session {session}, turn {turn}. " * 8
                 _, report = call(client, role, [{"role": "user", "content": text}], session)
                 workers.add(report["prefill_worker"])
-    assert [len(workers) for workers in homes.values()] == [1, 1]
+    assert [len(workers) for workers in homes.values()] == [1, 1, 1]
     assert len(set.union(*homes.values())) == 2
 
 
@@ -191,7 +192,8 @@ def test_session_totals_tell_what_sharing_saved(
     session = new_session()
     context = [{"role": "user", "content": "A long shared document. " * 20}]
     reports = [call(client, role, context, session)[1] for role in ("planner", "solver", "planner")]
-    totals = httpx.get(f"{served.url}/v1/sessions/{session}").json()
+    url = f"{served.url}/v1/sessions/{session}"
+    totals = httpx.get(url, timeout=60).json()
     assert totals["calls"] == 3
     assert totals["prompt_tokens"] == sum(report["prompt_tokens"] for report in reports)
     assert totals["computed_tokens"] == sum(report["computed_tokens"] for report in reports)
@@ -200,5 +202,5 @@ def test_session_totals_tell_what_sharing_saved(
     new = reports[0]["computed_tokens"]
     assert totals["per_model_prefill_tokens"] >= 2 * new > totals["computed_tokens"]
 
-    assert httpx.delete(f"{served.url}/v1/sessions/{session}").status_code in (200, 204)
-    assert httpx.get(f"{served.url}/v1/sessions/{session}").status_code == 404
+    assert httpx.delete(url, timeout=60).status_code in (200, 204)
+    assert httpx.get(url, timeout=60).status_code == 404

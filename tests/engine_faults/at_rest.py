@@ -9,13 +9,15 @@ import httpx
 from tests.served import Served
 
 T = TypeVar("T")
-SETTLE_S = 30
-WAIT_S = 60
+SETTLE_S = 60
+"""Half of a lease: what is left to end by itself takes longer."""
+
+WAIT_S = 120
 
 
 def state(served: Served, worker_id: str) -> dict[str, Any]:
     """Live numbers of one worker."""
-    response = httpx.get(f"{served.worker(worker_id).url}/prefillshare/state", timeout=30)
+    response = httpx.get(f"{served.worker(worker_id).url}/prefillshare/state", timeout=60)
     assert response.status_code == 200, response.text
     found: dict[str, Any] = response.json()
     return found
@@ -26,7 +28,7 @@ def in_hand(served: Served) -> dict[str, dict[str, int]]:
 
     Nor is a worker at rest that gets no calls.
     """
-    listed = httpx.get(f"{served.url}/v1/workers", timeout=30).json()
+    listed = httpx.get(f"{served.url}/v1/workers", timeout=60).json()
     found = {}
     for worker in listed["data"]:
         live = state(served, worker["id"])

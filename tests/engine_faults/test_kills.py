@@ -8,8 +8,8 @@ import asyncio
 import json
 import re
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Coroutine, Iterator, Mapping
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import aiohttp
@@ -21,15 +21,19 @@ from prefillshare_server.config import Cluster
 from prefillshare_server.launch import supervisor
 from tests.engine_faults.at_rest import assert_at_rest, state, until
 from tests.engine_faults.calls import Answer, CallFailedError, Kind, call, chunks
+from tests.engine_faults.killing import Kill, kept_away, suspended
 from tests.served import Served, serve_in_thread
 
 pytestmark = [pytest.mark.engine, pytest.mark.engine_faults]
 
-QUEUE_S = 20
+QUEUE_S = 180
 """Longer than a restart takes, also on a busy machine."""
 
-AT_ONCE_S = 10
-"""Much less than the lease."""
+GIVE_UP_S = 5
+"""Instead of it, where no worker will come back."""
+
+TRIES = 5
+"""On a busy machine all of an answer may be on its way, or there, before its worker is killed."""
 
 CLUSTER = Cluster.model_validate(
     {
@@ -51,7 +55,7 @@ CLUSTER = Cluster.model_validate(
         "dtype": "float32",
         "max_model_len": 2048,
         "kv": {"blocks": 256},
-        "timeouts": {"start_s": 240, "queue_s": QUEUE_S, "handoff_s": 10},
+        "timeouts": {"start_s": 240, "queue_s": QUEUE_S},
     }
 )
 
@@ -64,14 +68,12 @@ LONG: dict[str, Any] = {
 USER: dict[str, Any] = {"role": "user", "content": "Describe the harbour at night. " * 6}
 WRITING: dict[str, Any] = {"model": "writer", "messages": [USER], "max_tokens": 480}
 
-Kill = Callable[[str], None]
-
 
 @pytest.fixture(scope="module", autouse=True)
 def nothing_left_behind() -> Iterator[None]:
     """Restarted workers outlive the test that killed them, so this looks at the whole module."""
     yield
-    _, alive = psutil.wait_procs(psutil.Process().children(recursive=True), timeout=15)
+    _, alive = psutil.wait_procs(psutil.Process().children(recursive=True), timeout=60)
     assert not alive
 
 
@@ -88,26 +90,9 @@ def served(tmp_path_factory: pytest.TempPathFactory, nothing_left_behind: None) 
 @pytest.fixture(autouse=True)
 def kill(served: Served) -> Iterator[Kill]:
     """Kills a worker. After the test all are back, and nothing is in hand."""
-    waits: list[Callable[[], None]] = []
-    yield lambda worker_id: waits.append(served.kill(worker_id))
-    for wait in waits:
-        wait()
-    assert_at_rest(served)
-
-
-@contextmanager
-def suspended(served: Served, worker_id: str) -> Iterator[None]:
-    """Hold all processes of a worker, so that what it is sent stays under way."""
-    api = psutil.Process(served.pids[worker_id])
-    family = [api, *api.children(recursive=True)]
-    for process in family:
-        process.suspend()
-    try:
-        yield
-    finally:
-        for process in family:
-            with suppress(psutil.NoSuchProcess):
-                process.resume()
+    killing = Kill(served)
+    yield killing
+    killing.settle()
 
 
 def ask(
@@ -137,17 +122,15 @@ async def ask_and_kill(
 async def interrupted(
     served: Served, kill: Kill, body: Mapping[str, Any], after: int, undisturbed: Answer
 ) -> Answer:
-    """An answer like `undisturbed`, whose worker was killed while it had more to write.
-
-    On a busy machine all of it may be on its way by the time that `after` tokens have come.
-    """
-    for _ in range(5):
+    """An answer like `undisturbed`, whose worker was killed while it had more to write."""
+    for _ in range(TRIES):
         answer = Answer()
         await ask_and_kill(served, kill, body, after, answer)
         assert_same(answer, undisturbed)
         if answer.report["resumed"]:
             return answer
-    raise AssertionError("five answers were complete before their worker could be killed")
+        await asyncio.to_thread(kill.settle)
+    raise AssertionError(f"{TRIES} answers were complete before their worker could be killed")
 
 
 def assert_same(answer: Answer, undisturbed: Answer) -> None:
@@ -206,11 +189,15 @@ async def test_a_stream_goes_on_when_its_decode_worker_is_killed(
 
 async def test_a_whole_answer_survives_its_decode_worker(served: Served, kill: Kill) -> None:
     undisturbed = await ask(served, WRITING)
-    answering = asyncio.create_task(ask(served, WRITING))
-    busy = await asyncio.to_thread(until, lambda: _generating(served))
-    kill(busy)
-    answer = await answering
-    assert_same(answer, undisturbed)
+    for _ in range(TRIES):
+        answering = asyncio.create_task(ask(served, WRITING))
+        if busy := await asyncio.to_thread(_generating, served, answering):
+            kill(busy)
+        answer = await answering
+        assert_same(answer, undisturbed)
+        if answer.report["resumed"]:
+            break
+        await asyncio.to_thread(kill.settle)
     assert answer.report["resumed"] == 1
 
 
@@ -221,9 +208,10 @@ async def test_a_prefill_worker_killed_between_calls_costs_one_full_prefill(
     prompt = unique_prompt(1, 400)
     body = {"model": "writer", "prompt": prompt, "max_tokens": 8}
     first = await ask(served, body, "moved", "completions")
-    kill(first.report["prefill_worker"])
-    second = await ask(served, body, "moved", "completions")
-    third = await ask(served, body, "moved", "completions")
+    with kept_away():
+        kill(first.report["prefill_worker"])
+        second = await ask(served, body, "moved", "completions")
+        third = await ask(served, body, "moved", "completions")
     assert second.token_ids == third.token_ids == first.token_ids
     assert second.report["affinity"] == "rebound"
     assert second.report["prefill_worker"] != first.report["prefill_worker"]
@@ -239,7 +227,7 @@ async def test_a_prefill_worker_killed_during_prefill_is_replaced(
     body = {"model": "writer", "prompt": unique_prompt(2, 300), "max_tokens": 8}
     undisturbed = await ask(served, body, "replaced", "completions")
     pinned = undisturbed.report["prefill_worker"]
-    with suspended(served, pinned):
+    with kept_away(), suspended(served, pinned):
         answering = asyncio.create_task(ask(served, body, "replaced", "completions"))
         await asyncio.to_thread(until, lambda: _listed(served, pinned)["in_flight"])
         kill(pinned)
@@ -263,16 +251,19 @@ async def test_a_prefill_worker_killed_between_prefill_and_pull(
     pinned = undisturbed.report["prefill_worker"]
     # A prompt whose blocks the decode worker does not hold.
     body["prompt"] = [*body["prompt"], *undisturbed.token_ids, *unique_prompt(5, 200)]
-    with suspended(served, "solo-0"):
-        answering = asyncio.create_task(ask(served, body, session, "completions"))
-        await asyncio.to_thread(until, lambda: state(served, pinned)["open_leases"])
-        engine_id = _engine_id(served, pinned)
-        kill(pinned)
-        if back:
-            await asyncio.to_thread(
-                until, lambda: _engine_id(served, pinned) not in (None, engine_id)
-            )
-    answer = await answering
+    with ExitStack() as away:
+        if not back:
+            away.enter_context(kept_away())
+        with suspended(served, "solo-0"):
+            answering = asyncio.create_task(ask(served, body, session, "completions"))
+            await asyncio.to_thread(until, lambda: state(served, pinned)["open_leases"])
+            engine_id = _engine_id(served, pinned)
+            kill(pinned)
+            if back:
+                await asyncio.to_thread(
+                    until, lambda: _engine_id(served, pinned) not in (None, engine_id)
+                )
+        answer = await answering
     assert answer.report["resumed"] >= 1
     assert answer.token_ids == (await ask(served, body, None, "completions")).token_ids
 
@@ -281,23 +272,29 @@ async def test_a_stream_waits_for_its_only_replica(served: Served, kill: Kill) -
     body = {**WRITING, "model": "solo"}
     undisturbed = await ask(served, {**body, "stream": True})
     answer = await interrupted(served, kill, body, 50, undisturbed)
-    assert answer.report["resumed"] == 1
+    assert answer.report["decode_worker"] == "solo-0"
 
 
-async def test_a_stream_without_a_replica_ends_in_an_error(served: Served, kill: Kill) -> None:
+async def test_a_stream_without_a_replica_ends_in_an_error(
+    served: Served, kill: Kill, monkeypatch: pytest.MonkeyPatch
+) -> None:
     body = {**WRITING, "model": "solo"}
-    before, killed = served.pids["solo-0"], time.monotonic()
-    answer = Answer()
-    answering = asyncio.create_task(ask_and_kill(served, kill, body, 50, answer))
-    try:
-        await asyncio.to_thread(until, lambda: served.pids["solo-0"] != before)
-        # It is started again, and held so that it does not become ready.
-        with suspended(served, "solo-0"), pytest.raises(CallFailedError) as failed:
-            await answering
-    finally:
-        answering.cancel()
-    assert (failed.value.status, failed.value.code) == (None, "no_worker")
-    assert time.monotonic() - killed < QUEUE_S + 10
+    undisturbed = await ask(served, {**body, "stream": True})
+    monkeypatch.setattr(served.router.admission, "_queue_s", GIVE_UP_S)
+    failed: CallFailedError | None = None
+    for _ in range(TRIES):
+        answer, began = Answer(), time.monotonic()
+        with kept_away():
+            try:
+                await ask_and_kill(served, kill, body, 50, answer)
+            except CallFailedError as error:
+                failed = error
+                break
+        assert_same(answer, undisturbed)
+        await asyncio.to_thread(kill.settle)
+    assert failed is not None
+    assert (failed.status, failed.code) == (None, "no_worker")
+    assert GIVE_UP_S <= time.monotonic() - began < QUEUE_S
     assert 50 <= len(answer.token_ids) < 480
 
 
@@ -317,7 +314,7 @@ async def test_a_client_that_leaves_during_prefill_leaves_nothing(served: Served
         asking = asyncio.create_task(ask(served, body, "leaves", "completions"))
         await asyncio.to_thread(until, lambda: _listed(served, pinned)["in_flight"])
         await _leave(asking)
-    await asyncio.to_thread(assert_at_rest, served, AT_ONCE_S)
+    await asyncio.to_thread(assert_at_rest, served)
 
 
 async def test_a_client_that_leaves_at_any_moment_leaves_nothing(served: Served) -> None:
@@ -327,7 +324,7 @@ async def test_a_client_that_leaves_at_any_moment_leaves_nothing(served: Served)
         asking = asyncio.create_task(ask(served, {**body, "stream": True}, None, "completions"))
         await asyncio.sleep(moment * 0.015)
         await _leave(asking)
-    await asyncio.to_thread(assert_at_rest, served, AT_ONCE_S)
+    await asyncio.to_thread(assert_at_rest, served)
 
 
 async def test_a_client_that_leaves_during_decode_leaves_nothing(served: Served) -> None:
@@ -337,7 +334,7 @@ async def test_a_client_that_leaves_during_decode_leaves_nothing(served: Served)
         async for _ in chunks(http, served.url, "chat", body, None, answer):
             if len(answer.token_ids) >= 20:
                 break
-    await asyncio.to_thread(assert_at_rest, served, AT_ONCE_S)
+    await asyncio.to_thread(assert_at_rest, served)
 
 
 async def test_a_client_that_leaves_between_prefill_and_pull_leaves_nothing(served: Served) -> None:
@@ -346,7 +343,7 @@ async def test_a_client_that_leaves_between_prefill_and_pull_leaves_nothing(serv
         asking = asyncio.create_task(ask(served, body, None, "completions"))
         await asyncio.to_thread(until, lambda: _leased(served))
         await _leave(asking)
-    await asyncio.to_thread(assert_at_rest, served, AT_ONCE_S)
+    await asyncio.to_thread(assert_at_rest, served)
 
 
 async def _leave(asking: asyncio.Task[Answer]) -> None:
@@ -362,25 +359,31 @@ def _leased(served: Served) -> bool:
 
 
 def _listed(served: Served, worker_id: str) -> dict[str, Any]:
-    data = httpx.get(f"{served.url}/v1/workers", timeout=30).json()["data"]
+    data = httpx.get(f"{served.url}/v1/workers", timeout=60).json()["data"]
     [found] = [worker for worker in data if worker["id"] == worker_id]
     return dict(found)
 
 
-def _generating(served: Served) -> str | None:
-    """The replica that runs the only call of the role "writer"."""
+def _generating(served: Served, answering: asyncio.Task[Answer]) -> str | None:
+    """The replica that writes the answer of the role "writer"; None if it was there before."""
     names = [worker.id for worker in served.workers if worker.pool == "writer"]
-    return next((name for name in names if state(served, name)["running"]), None)
+
+    def look() -> str | bool:
+        running = (name for name in names if state(served, name)["running"])
+        return next(running, None) or answering.done()
+
+    found = until(look)
+    return found if isinstance(found, str) else None
 
 
 def _engine_id(served: Served, worker_id: str) -> str | None:
     with suppress(httpx.HTTPError):
-        info = httpx.get(f"{served.worker(worker_id).url}/prefillshare/info", timeout=5)
+        info = httpx.get(f"{served.worker(worker_id).url}/prefillshare/info", timeout=30)
         if info.status_code == 200:
             return str(info.json()["engine_id"])
     return None
 
 
 def _metric(served: Served, name: str) -> float:
-    text = httpx.get(f"{served.url}/metrics", timeout=30).text
+    text = httpx.get(f"{served.url}/metrics", timeout=60).text
     return sum(float(value) for value in re.findall(rf"^{name}\S* (\S+)$", text, re.MULTILINE))

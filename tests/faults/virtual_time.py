@@ -12,7 +12,8 @@ from concurrent.futures import Executor
 from typing import Any, TypeVar
 
 _FAR_S = 0.25
-"""A jump further than this could set off a timeout, and is not made on a hunch."""
+"""A jump further than this could set off a timeout, and is not made on a hunch. Nor are short ones
+that together go further."""
 _HUNCH_S = 0.001
 """Real seconds to wait for sockets before such a jump."""
 
@@ -28,9 +29,13 @@ class _Selector(selectors.DefaultSelector):
 
     jump: Callable[[float], None]
     threads: set[Any]
+    jumped_s = 0.0
+    """Since something could be read, or real time was spent on waiting for it."""
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         ready = super().select(0)
+        if ready:
+            self.jumped_s = 0.0
         if ready or (timeout is not None and timeout <= 0):
             return ready
         if self.threads:
@@ -40,8 +45,11 @@ class _Selector(selectors.DefaultSelector):
             if not ready:
                 raise Stuck("no timer and nothing to read")
             return ready
-        if timeout > _FAR_S and (ready := super().select(_HUNCH_S)):
-            return ready
+        self.jumped_s += timeout
+        if self.jumped_s > _FAR_S:
+            self.jumped_s = 0.0
+            if ready := super().select(_HUNCH_S):
+                return ready
         self.jump(timeout)
         return []
 

@@ -16,6 +16,7 @@ from tests.served import Served
 pytestmark = [
     pytest.mark.langchain_standard,
     pytest.mark.engine,
+    pytest.mark.timeout(600),
     # Of LangChain, told to whoever uses pydantic's version 1, as one of the tests does.
     pytest.mark.filterwarnings("ignore:Received a Pydantic BaseModel V1 schema"),
 ]
@@ -39,6 +40,7 @@ class TestChatPrefillShare(ChatModelIntegrationTests):
         model = ChatPrefillShare(**params, **getattr(request, "param", {}))
         yield model
         await model.root_async_client.close()
+        model.root_client.close()
 
     @property
     def chat_model_class(self) -> type[BaseChatModel]:

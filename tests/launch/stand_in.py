@@ -15,7 +15,7 @@ CLUSTER = Cluster.model_validate(
     {
         "base": {"model": "tiny-base"},
         "roles": {"solver": {"model": "tiny-a"}},
-        "timeouts": {"start_s": 30},
+        "timeouts": {"start_s": 120},
     }
 )
 
@@ -33,13 +33,17 @@ http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Answer).serve_forever()
 """
 
 
+PORT = "PORT"
+"""In a command: the port, which is another one if that was taken meanwhile."""
+
+
 @dataclass(frozen=True, slots=True)
 class StandIn(WorkerSpec):
     """A worker whose process is something else."""
 
     @property
     def command(self) -> list[str]:
-        return list(self.argv)
+        return [str(self.port) if word == PORT else word for word in self.argv]
 
 
 def stand_in(log: Path, *command: str, port: int = 1) -> StandIn:
@@ -62,7 +66,7 @@ def stand_in(log: Path, *command: str, port: int = 1) -> StandIn:
 def serving_stand_in(log: Path) -> StandIn:
     """A process that describes itself as a worker does."""
     (port,) = free_ports(1)
-    return stand_in(log, sys.executable, "-I", "-S", "-c", SERVER, str(port), port=port)
+    return stand_in(log, sys.executable, "-I", "-S", "-c", SERVER, PORT, port=port)
 
 
 def cluster_of(patch: pytest.MonkeyPatch, *specs: WorkerSpec) -> LocalCluster:

@@ -18,7 +18,7 @@ async def run(log: Path, *command: str, restart: int) -> WorkerProcess:
     """Start it, and wait for its end."""
     worker = WorkerProcess(stand_in(log, *command), restart=restart)
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             while worker.running:
                 await asyncio.sleep(0.01)
     finally:
@@ -77,7 +77,7 @@ async def test_a_log_that_was_removed_hides_nothing_but_itself(log: Path) -> Non
     worker = WorkerProcess(stand_in(log, "sh", "-c", "sleep 0.2; exit 3"))
     log.unlink()
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             while worker.running:
                 await asyncio.sleep(0.01)
         assert worker.failure().reason == "it ended with status 3"

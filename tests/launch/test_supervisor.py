@@ -1,17 +1,20 @@
-"""When workers are started again, how soon, and when they are given up: with fake workers."""
+"""When workers are started again, how soon, and when they are given up: with fake workers.
+
+Time passes only where the supervisor sleeps.
+"""
 
 import asyncio
 import errno
-import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
 
 from prefillshare_server.launch import supervisor
 from prefillshare_server.launch.process import State, WorkerFailedError, WorkerProcess
-from prefillshare_server.launch.supervisor import ATTEMPTS, Supervisor
+from prefillshare_server.launch.supervisor import ATTEMPTS, STABLE_S, Supervisor
 from tests.launch.stand_in import stand_in
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
@@ -20,17 +23,32 @@ AT_ONCE = 0.0
 FOR_EVER = float("inf")
 
 
+class Clock:
+    """What the supervisor sees of asyncio's time."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+
+    def time(self) -> float:
+        return self._now
+
+    async def sleep(self, seconds: float) -> None:
+        self._now += seconds
+        # A supervisor that goes on for ever must not keep the others from running.
+        await asyncio.sleep(0)
+
+
 class FakeWorker:
     """Runs for some time; listens nowhere."""
 
-    def __init__(self, life_s: float, stop_error: Exception | None = None) -> None:
+    def __init__(self, clock: Clock, life_s: float, stop_error: Exception | None = None) -> None:
         self.spec = stand_in(Path("logs/prefill-0.log"))
-        self._end = time.monotonic() + life_s
+        self._clock, self._end = clock, clock.time() + life_s
         self._stop_error = stop_error
 
     @property
     def running(self) -> bool:
-        return time.monotonic() < self._end
+        return self._clock.time() < self._end
 
     def failure(self) -> WorkerFailedError:
         return WorkerFailedError(self.spec, "it ended")
@@ -44,13 +62,18 @@ class Case:
     """A supervisor of one fake worker that died, and what it does.
 
     `starts`: how long each restart's worker lives, or what the restart raises. The last repeats.
+    `healthy`: whether the workers seem to answer health checks, which nobody does here.
     """
 
     def __init__(
-        self, starts: Sequence[float | Exception], *, stop_error: Exception | None = None
+        self,
+        starts: Sequence[float | Exception],
+        *,
+        stop_error: Exception | None = None,
+        healthy: bool = True,
     ) -> None:
-        self._starts = starts
-        self._workers = {"prefill-0": FakeWorker(AT_ONCE, stop_error)}
+        self._starts, self._healthy, self._clock = starts, healthy, Clock()
+        self._workers = {"prefill-0": FakeWorker(self._clock, AT_ONCE, stop_error)}
         self.events: list[tuple[State, str]] = []
         self.delays: list[float] = []
         self.started = 0
@@ -60,18 +83,24 @@ class Case:
         self.started += 1
         if isinstance(outcome, Exception):
             raise outcome
-        self._workers[name] = FakeWorker(outcome)
+        self._workers[name] = FakeWorker(self._clock, outcome)
 
     async def run(self) -> None:
         async def record(delay_s: float) -> None:
             self.delays.append(delay_s)
-            # A supervisor that goes on for ever must not keep the limit from being noticed.
-            await asyncio.sleep(0)
+            await self._clock.sleep(delay_s)
+
+        async def healthy(*_: object) -> bool:
+            return True
 
         workers = cast(dict[str, WorkerProcess], self._workers)
+        timed = {"sleep": self._clock.sleep, "get_running_loop": lambda: self._clock}
         with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(supervisor, "asyncio", SimpleNamespace(**{**vars(asyncio), **timed}))
             patch.setattr(supervisor, "_pause", record)
-            async with asyncio.timeout(30):
+            if self._healthy:
+                patch.setattr(supervisor, "_healthy", healthy)
+            async with asyncio.timeout(120):
                 await Supervisor(
                     workers,
                     self.start_again,
@@ -111,11 +140,8 @@ async def test_delays_end_to_grow(monkeypatch: pytest.MonkeyPatch) -> None:
     assert case.delays[-3:] == [30, 30, 30]
 
 
-async def test_a_worker_that_served_for_a_while_starts_afresh(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(supervisor, "STABLE_S", 0.2)
-    case = Case([AT_ONCE, AT_ONCE, 0.4, AT_ONCE])
+async def test_a_worker_that_served_for_a_while_starts_afresh() -> None:
+    case = Case([AT_ONCE, AT_ONCE, 2 * STABLE_S, AT_ONCE])
     await case.given_up()
     assert case.delays == [0.5, 1, 2, 0.5, 1, 2, 4, 8]
 
@@ -124,11 +150,9 @@ async def test_a_worker_that_hangs_whenever_it_is_ready_is_given_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It runs for longer than STABLE_S, but does not serve."""
-    monkeypatch.setattr(supervisor, "STABLE_S", 0.2)
-    monkeypatch.setattr(supervisor, "PROBE_EVERY_S", 0.1)
     monkeypatch.setattr(supervisor, "FAILED_PROBES", 3)
     monkeypatch.setattr(supervisor, "ATTEMPTS", 2)
-    case = Case([FOR_EVER])
+    case = Case([FOR_EVER], healthy=False)
     error = await case.given_up()
     assert error.reason.startswith("it runs, but did not answer 3 health checks in a row; in 2 ")
 
@@ -136,7 +160,7 @@ async def test_a_worker_that_hangs_whenever_it_is_ready_is_given_up(
 async def test_a_restart_that_failed_on_a_full_disk_is_repeated() -> None:
     case = Case([FULL, FOR_EVER])
     running = asyncio.create_task(case.run())
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while case.started < 2:
             await asyncio.sleep(0.01)
     running.cancel()

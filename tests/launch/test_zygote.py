@@ -34,6 +34,12 @@ CLUSTER = Cluster.model_validate(
 )
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine a fork may take long; workers would then start alone."""
+    monkeypatch.setattr(zygote, "FORK_S", 120.0)
+
+
 @pytest.fixture
 def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """With more, workers have several threads each and are not forked."""
@@ -68,7 +74,7 @@ def forking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
         [first, _] = plan(CLUSTER, log_dir=folder)
         started = Zygote(first, folder / "zygote.log")
     try:
-        assert asyncio.run(asyncio.wait_for(started.ready(), 120)), (
+        assert asyncio.run(asyncio.wait_for(started.ready(), 240)), (
             folder / "zygote.log"
         ).read_text()
         yield started
@@ -77,7 +83,7 @@ def forking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
 
 
 async def ended(worker: WorkerProcess) -> WorkerProcess:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(240):
         while worker.running:
             await asyncio.sleep(0.01)
     return worker
@@ -91,7 +97,9 @@ async def test_a_worker_is_a_child_of_the_launcher_in_a_session_of_its_own(
         process = psutil.Process(worker.pid)
         assert process.ppid() == os.getpid()
         assert os.getpgid(worker.pid) == os.getsid(worker.pid) == worker.pid
-        assert process.status() != psutil.STATUS_ZOMBIE
+        # It has been let go on; on a busy machine it has come to its end by now.
+        ended = process.status() == psutil.STATUS_ZOMBIE
+        assert not ended or "--no-such-argument" in worker.failure().reason
     finally:
         await worker.stop()
     assert not psutil.pid_exists(worker.pid)
@@ -164,6 +172,13 @@ async def test_a_log_folder_that_cannot_be_made_fails_by_the_name_of_a_worker(
             pass
 
 
+@pytest.fixture
+def silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that reads its orders and never says that it is ready."""
+    monkeypatch.setattr(zygote, "_MODULE", "json.tool")
+
+
+@pytest.mark.usefixtures("silent")
 def test_one_that_was_killed_forks_no_more(spec: WorkerSpec, tmp_path: Path) -> None:
     started = Zygote(spec, tmp_path / "zygote.log")
     os.kill(started.pid, signal.SIGKILL)
@@ -173,6 +188,7 @@ def test_one_that_was_killed_forks_no_more(spec: WorkerSpec, tmp_path: Path) -> 
             started.fork(spec)
 
 
+@pytest.mark.usefixtures("silent")
 def test_one_that_hangs_is_given_up(
     spec: WorkerSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,11 +211,11 @@ def test_a_worker_that_the_launcher_does_not_know_of_does_not_run(
         raise ValueError("not understood")
 
     lonely = Zygote(spec, spec.log.with_name("lonely.log"))
-    assert asyncio.run(asyncio.wait_for(lonely.ready(), 120))
+    assert asyncio.run(asyncio.wait_for(lonely.ready(), 240))
     monkeypatch.setattr(zygote, "int", not_understood, raising=False)
     with pytest.raises(OSError, match="not understood"):
         lonely.fork(spec)
-    _, alive = psutil.wait_procs([psutil.Process(pid) for pid in unknown], timeout=10)
+    _, alive = psutil.wait_procs([psutil.Process(pid) for pid in unknown], timeout=60)
     assert len(unknown) == 1
     assert alive == []
     assert not spec.log.exists()
@@ -226,7 +242,7 @@ def test_the_end_of_one_process_leaves_the_others_alone(
         assert forking.is_running()
 
         forking.kill()
-        forking.wait(10)
+        forking.wait(60)
         kept = served.pids
         time.sleep(0.5)
         assert says_something(served)

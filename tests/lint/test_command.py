@@ -37,6 +37,16 @@ sys.exit(int(sys.argv[1]))
 """
 
 
+MAIN = """
+from prefillshare_server.cli import main
+from prefillshare_server.lint import recorder
+
+# On a busy machine an answer may be written down long after the program has it.
+recorder._SETTLE_S = 60
+main()
+"""
+
+
 class Done(NamedTuple):
     returncode: int
     stdout: str
@@ -67,8 +77,7 @@ def run(command: list[str], **environment: str) -> subprocess.CompletedProcess[s
 
 def linted(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """The command in a process of its own."""
-    command = "from prefillshare_server.cli import main; main()"
-    return run([command, "lint", *arguments], **environment)
+    return run([MAIN, "lint", *arguments], **environment)
 
 
 def trace(folder: Path, requests: list[Message]) -> str:
@@ -216,10 +225,7 @@ def test_a_program_is_ended_with_the_command_and_judged(
     scratch.mkdir()
     program = PROGRAM.replace("sys.exit", "import signal; print(flush=True); signal.pause(); exit")
     # As in a terminal: `nohup`, under which tests may run, has the signal ignored.
-    command = (
-        "import signal; signal.signal(signal.SIGHUP, signal.SIG_DFL); "
-        "from prefillshare_server.cli import main; main()"
-    )
+    command = "import signal; signal.signal(signal.SIGHUP, signal.SIG_DFL)\n" + MAIN
     options = ["lint", "--save", str(saved), "--", sys.executable, "-c", program, "0", "10:41"]
     environment = {**os.environ, "OPENAI_BASE_URL": server.url, "TMPDIR": str(scratch)}
     with subprocess.Popen(
@@ -232,7 +238,7 @@ def test_a_program_is_ended_with_the_command_and_judged(
         assert process.stdout is not None
         process.stdout.readline()
         process.send_signal(number)
-        out, _ = process.communicate(timeout=60)
+        out, _ = process.communicate(timeout=120)
 
     assert process.returncode == 128 + number
     assert "1 call, " in out

@@ -19,9 +19,16 @@ import pytest
 
 from prefillshare_agents.testing import FakeServer
 from prefillshare_server.errors import ConfigError
+from prefillshare_server.lint import recorder
 from prefillshare_server.lint.recorder import recording
 
 HELLO: Any = [{"role": "user", "content": "Hello"}]
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine an answer may be written down long after its client has it."""
+    monkeypatch.setattr(recorder, "_SETTLE_S", 60)
 
 
 @pytest.fixture
@@ -91,7 +98,7 @@ def test_an_error_keeps_its_status_and_body(upstream: FakeServer, client: openai
 
 def test_other_endpoints_pass_and_are_not_recorded(base_url: str, trace: Path) -> None:
     place = urlsplit(base_url)
-    connection = HTTPConnection(place.hostname or "", place.port, timeout=10)
+    connection = HTTPConnection(place.hostname or "", place.port, timeout=60)
     connection.request("GET", "/v1/sessions/none")
     answer = connection.getresponse()
 
@@ -120,7 +127,7 @@ def test_an_upstream_that_breaks_off_breaks_off_for_the_client(trace: Path) -> N
         target = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
         with recording(target, trace) as url:
             place = urlsplit(url)
-            connection = HTTPConnection(place.hostname or "", place.port, timeout=10)
+            connection = HTTPConnection(place.hostname or "", place.port, timeout=60)
             connection.request("POST", "/v1/chat/completions", json.dumps({"messages": HELLO}))
             upstream, _ = listener.accept()
             with upstream:
@@ -137,7 +144,7 @@ def test_a_first_piece_is_passed_before_the_second_is_there(trace: Path) -> None
         target = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
         with recording(target, trace) as url:
             place = urlsplit(url)
-            connection = HTTPConnection(place.hostname or "", place.port, timeout=10)
+            connection = HTTPConnection(place.hostname or "", place.port, timeout=60)
             connection.request("POST", "/v1/chat/completions", json.dumps({"messages": HELLO}))
             upstream, _ = listener.accept()
             with upstream:
@@ -238,7 +245,7 @@ def test_an_https_upstream_is_reached_through_a_tunnel(
         monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{listener.getsockname()[1]}")
         with recording("https://model.internal/v1", trace) as url:
             place = urlsplit(url)
-            connection = HTTPConnection(place.hostname or "", place.port, timeout=10)
+            connection = HTTPConnection(place.hostname or "", place.port, timeout=60)
             connection.request("POST", "/v1/chat/completions", json.dumps({"messages": HELLO}))
             proxy, _ = listener.accept()
             with proxy:

@@ -41,7 +41,7 @@ CLUSTERS = {
 def nothing_left_behind() -> Iterator[None]:
     """Restarted workers outlive the test that killed them, so this looks at the whole folder."""
     yield
-    _, alive = psutil.wait_procs(psutil.Process().children(recursive=True), timeout=15)
+    _, alive = psutil.wait_procs(psutil.Process().children(recursive=True), timeout=60)
     assert not alive
 
 

@@ -19,6 +19,10 @@ pytestmark = [pytest.mark.engine, pytest.mark.exactness]
 GREEDY = 1e-3
 """How far below the best a token may be that is called greedy."""
 
+TRIES = 5
+"""On a busy machine a whole answer may be on its way before its worker is killed, and calls that
+are sent at once may come one after the other."""
+
 
 @pytest.mark.parametrize("extra", range(-2, 3))
 def test_prompt_lengths_around_a_block_border(
@@ -114,6 +118,20 @@ def test_an_answer_outlives_its_worker(
     new_session: Callable[[], str],
 ) -> None:
     """Killed in the middle, it goes on with the same adapter, from its own tokens."""
+    for _ in range(TRIES):
+        prompt, output, told = answer_and_kill(served, client, new_session())
+        assert len(output) == 2000
+        if told["resumed"]:
+            break
+    gaps = base_cache_gaps(decoders["base"], decoders["planner"], prompt, output)
+    assert max(gaps) < GREEDY
+    assert told["resumed"] == 1
+
+
+def answer_and_kill(
+    served: Served, client: openai.OpenAI, session: str
+) -> tuple[list[int], list[int], dict[str, Any]]:
+    """Ids of the prompt and the answer, and its report. Its worker was killed, and is back."""
     stream = client.chat.completions.create(
         model="planner",
         messages=[{"role": "user", "content": TASK}],
@@ -121,7 +139,7 @@ def test_an_answer_outlives_its_worker(
         max_tokens=2000,
         stream=True,
         extra_body={"return_token_ids": True, "ignore_eos": True},
-        extra_headers={"X-Session-ID": new_session()},
+        extra_headers={"X-Session-ID": session},
     )
     prompt: list[int] = []
     output: list[int] = []
@@ -137,10 +155,7 @@ def test_an_answer_outlives_its_worker(
             back = served.kill(stream.response.headers["X-PrefillShare-Decode-Worker"])
     assert back is not None
     back()
-    assert len(output) == 2000
-    gaps = base_cache_gaps(decoders["base"], decoders["planner"], prompt, output)
-    assert max(gaps) < GREEDY
-    assert told["resumed"] == 1
+    return prompt, output, told
 
 
 def test_nothing_is_left_of_calls_that_ended_and_of_those_given_up(
@@ -177,7 +192,7 @@ def test_preemption_in_one_engine_changes_no_answer(
         cards = http.get(f"{served.url}/v1/roles").json()["data"]
         names = {card["id"]: card["decoder"] for card in cards}
 
-        def call(number: int) -> tuple[str, list[int], list[int]]:
+        def call(request_id: str, number: int) -> tuple[str, list[int], list[int]]:
             role = ROLES[number % 3]
             prompt = [(number + i) % 251 for i in range(900)]
             answer = http.post(
@@ -190,16 +205,21 @@ def test_preemption_in_one_engine_changes_no_answer(
                     "ignore_eos": True,
                     "return_token_ids": True,
                 },
-                headers={"X-Request-Id": f"preempted-{number}"},
+                headers={"X-Request-Id": request_id},
             )
             assert answer.status_code == 200, answer.text
-            account = http.get(f"{engine.url}/prefillshare/calls/preempted-{number}").json()
+            account = http.get(f"{engine.url}/prefillshare/calls/{request_id}").json()
             assert account["prompt_tokens_computed"] == 1
             return role, prompt, answer.json()["choices"][0]["token_ids"]
 
         before = _preemptions(http, engine.url)
-        with ThreadPoolExecutor(18) as pool:
-            answers = list(pool.map(call, range(18)))
+        answers: list[tuple[str, list[int], list[int]]] = []
+        for trial in range(TRIES):
+            ids = [f"preempted-{trial}-{number}" for number in range(18)]
+            with ThreadPoolExecutor(18) as pool:
+                answers += pool.map(call, ids, range(18))
+            if _preemptions(http, engine.url) > before:
+                break
         assert _preemptions(http, engine.url) > before
     for role, prompt, output in answers:
         assert max(base_cache_gaps(decoders["base"], decoders[role], prompt, output)) < GREEDY

@@ -1,5 +1,6 @@
 """More roles over one context take no more prefill and no more KV, but for what is their own."""
 
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,12 +20,15 @@ CONTEXT = [65 + (i * i) % 26 for i in range(20 * BLOCK)]
 TAIL = 8
 """Tokens that only one role's prompts end with."""
 
+TRIES = 5
+"""On a busy machine a role may have said everything before the last one begins."""
+
 
 @pytest.fixture
 def eight(served: Served, decoders: dict[str, Path]) -> Iterator[list[str]]:
     """Roles; as many adapters as there are slots speak for them."""
     names = [f"role{number}" for number in range(8)]
-    with httpx.Client(base_url=f"{served.url}/v1", timeout=60) as http:
+    with httpx.Client(base_url=f"{served.url}/v1", timeout=240) as http:
         for number, name in enumerate(names):
             adapter = decoders["planner" if number % 2 else "solver"]
             http.put(f"roles/{name}", json={"adapter": str(adapter)}).raise_for_status()
@@ -64,24 +68,36 @@ def test_each_further_role_holds_the_blocks_of_its_own_tokens_only(
     new_session: Callable[[], str],
     count: int,
 ) -> None:
+    for _ in range(TRIES):
+        assert_at_rest(served)
+        before = generated(served)
+        with answering(client, eight[:count], new_session()):
+            until(lambda: not any(state(served, w.id)["open_leases"] for w in served.workers))
+            live = [state(served, worker.id) for worker in served.workers]
+            # As the workers count them: their clients may be far behind.
+            own = count * TAIL + generated(served) - before
+        if sum(each["running"] for each in live) == count:
+            break
     assert_at_rest(served)
-    with answering(client, eight[:count], new_session()) as generated:
-        until(lambda: not any(state(served, w.id)["open_leases"] for w in served.workers))
-        live = [state(served, worker.id) for worker in served.workers]
-        # Each may be some tokens further than its client knows.
-        own = [-(-(TAIL + tokens) // BLOCK) + 1 for tokens in generated()]
+    assert sum(each["running"] for each in live) == count
     in_use = sum(each["num_blocks"] - 1 - each["free_blocks"] for each in live)
     shared = len(CONTEXT) // BLOCK
-    assert sum(each["running"] for each in live) == count
-    assert shared < in_use <= shared + sum(own)
-    assert_at_rest(served)
+    # Each has a block that is not full, and may have one that is not begun.
+    assert shared < in_use <= shared + own // BLOCK + 2 * count
+
+
+def generated(served: Served) -> int:
+    """Tokens of all answers so far."""
+    urls = [worker.url for worker in served.workers if worker.phase != "prefill"]
+    texts = [httpx.get(f"{url}/metrics", timeout=60).text for url in urls]
+    counts = re.findall(r"^vllm:generation_tokens_total\S* (\S+)$", "".join(texts), re.MULTILINE)
+    assert len(counts) >= len(urls)
+    return int(sum(map(float, counts)))
 
 
 @contextmanager
-def answering(
-    client: openai.OpenAI, roles: list[str], session: str
-) -> Iterator[Callable[[], list[int]]]:
-    """Inside the block each role answers; yields how many tokens each has generated."""
+def answering(client: openai.OpenAI, roles: list[str], session: str) -> Iterator[None]:
+    """Inside the block each role answers, or has."""
     counts = [0] * len(roles)
     done = threading.Event()
 
@@ -106,10 +122,10 @@ def answering(
     for number, thread in enumerate(threads):
         thread.start()
         while not counts[number]:
-            assert thread.is_alive()
+            assert thread.is_alive() or counts[number]
             done.wait(0.01)
     try:
-        yield lambda: list(counts)
+        yield
     finally:
         done.set()
         for thread in threads:

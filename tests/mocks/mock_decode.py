@@ -47,6 +47,9 @@ class MockDecode(MockWorker):
         """What its tool parser makes of the answer, if anything."""
         self.pace: asyncio.Semaphore | None = None
         """Where given, each streamed piece takes a permit first."""
+        self.gate = asyncio.Event()
+        """Requests wait for it before anything is made of them."""
+        self.gate.set()
         self.keeps_accounts = True
         self.dropped_accounts = 0
         """So many of the next requests for an account meet a broken connection."""
@@ -94,6 +97,7 @@ class MockDecode(MockWorker):
         body: dict[str, Any] = await request.json()
         params: dict[str, Any] = body.get("kv_transfer_params") or {}
         self.requests.append(body)
+        await self.gate.wait()
         if self.fault == "status_400":
             return error_answer(400, "temperature must be non-negative", 400)
         if self.fault == "status_500":

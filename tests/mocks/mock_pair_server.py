@@ -1,6 +1,7 @@
 """MOCK worker process: an HTTP server that can be killed and started again on the same port."""
 
 import asyncio
+import socket
 import uuid
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
@@ -12,6 +13,7 @@ from aiohttp import ClientConnectionResetError, web
 from prefillshare_server.router.topology import WorkerEndpoint
 from tests.mocks.mock_pair_faults import Fault, FaultPlan
 from tests.mocks.mock_pair_ledger import PairCluster, Pool
+from tests.mocks.ports import reserved_port
 
 SILENCE_S = 100_000.0
 
@@ -48,6 +50,8 @@ class PairWorker:
         """Calls of clients whose generating requests are open."""
         self._runner: web.AppRunner | None = None
         self._listener: asyncio.Server | None = None
+        self._place: socket.socket | None = None
+        """Keeps its port for it while it is down."""
         self._returning: set[asyncio.Task[None]] = set()
 
     @property
@@ -82,8 +86,9 @@ class PairWorker:
         protocol = self._runner.server
         assert protocol is not None
         loop = asyncio.get_running_loop()
+        self._place = self._place or reserved_port()
+        self.port = self._place.getsockname()[1]
         self._listener = await loop.create_server(protocol, "127.0.0.1", self.port)
-        self.port = self._listener.sockets[0].getsockname()[1]
         self.up = True
 
     def kill(self, down_s: float | None = None) -> None:
@@ -129,6 +134,8 @@ class PairWorker:
             self._listener.close()
         if self._runner is not None:
             await self._runner.cleanup()
+        if self._place is not None:
+            self._place.close()
 
     @property
     def engine(self) -> Engine:

@@ -8,6 +8,7 @@ that.
 
 import asyncio
 import itertools
+import socket
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -18,10 +19,11 @@ from aiohttp import web
 from tokenizers import Tokenizer
 
 from prefillshare_server.router.topology import WorkerEndpoint
+from tests.mocks.ports import reserved_port
 
 BLOCK = 16
 MAX_MODEL_LEN = 2048
-SILENCE_S = 60
+SILENCE_S = 600
 
 BLOCKS = 1025
 """KV blocks of every mock worker; vLLM keeps one of them for itself."""
@@ -77,7 +79,8 @@ class MockWorker:
         self.num_blocks = BLOCKS
         self.clock = time.time
         self.unhealthy = False
-        self._port = 0
+        self._place: socket.socket | None = None
+        """Keeps its port for it while it is stopped."""
         self._starts = itertools.count(1)
         self._runner: web.AppRunner | None = None
 
@@ -113,10 +116,10 @@ class MockWorker:
         # As vLLM does: a closed connection ends its request.
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", self._port)
-        await site.start()
-        self._port = self._runner.addresses[0][1]
-        self.url = f"http://127.0.0.1:{self._port}"
+        self._place = self._place or reserved_port()
+        port = self._place.getsockname()[1]
+        await web.TCPSite(self._runner, "127.0.0.1", port).start()
+        self.url = f"http://127.0.0.1:{port}"
         self.engine_id = f"{self.id}/{next(self._starts)}"
 
     async def stop(self) -> None:
@@ -124,6 +127,13 @@ class MockWorker:
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
+
+    async def close(self) -> None:
+        """End for good."""
+        await self.stop()
+        if self._place is not None:
+            self._place.close()
+            self._place = None
 
     async def _health(self, request: web.Request) -> web.Response:
         return web.Response(status=503 if self.unhealthy else 200)
@@ -154,6 +164,8 @@ class MockPrefill(MockWorker):
         """How many prefills `fault` meets before it goes by itself; `None`: all."""
         self.gate = asyncio.Event()
         """`slow` prefills wait for it."""
+        self.failing_releases = 0
+        """So many of the next releases are answered with an error."""
         self.released: list[str] = []
         """Request ids of the calls whose leases were given up, in order."""
         self._cache: set[tuple[Any, ...]] = set()
@@ -181,6 +193,9 @@ class MockPrefill(MockWorker):
 
     async def _release(self, request: web.Request) -> web.Response:
         request_id = (await request.json())["request_id"]
+        if self.failing_releases:
+            self.failing_releases -= 1
+            return error_answer(500, "busy", 500)
         self.released.append(request_id)
         leases = self.cluster.leases
         for key in [key for key in leases if leases[key].request_id == request_id]:
@@ -274,10 +289,10 @@ class MockPrefill(MockWorker):
 @asynccontextmanager
 async def running(*workers: MockWorker) -> AsyncIterator[None]:
     """Serve on free ports for as long as the block runs."""
-    for worker in workers:
-        await worker.start()
     try:
+        for worker in workers:
+            await worker.start()
         yield
     finally:
         for worker in workers:
-            await worker.stop()
+            await worker.close()

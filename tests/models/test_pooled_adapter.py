@@ -15,8 +15,9 @@ from tests.adapters import write_adapter
 
 
 @pytest.fixture
-def base(tiny_home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("PREFILLSHARE_HOME", str(tiny_home))
+def base(tiny_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    # Tests in other processes keep adapters in the home that is shared.
+    monkeypatch.setenv("PREFILLSHARE_HOME", str(tmp_path / "home"))
     return tiny_home / "models" / "tiny-base"
 
 
@@ -174,8 +175,10 @@ def test_an_adapter_without_a_rank_is_refused(base: Path, lora: Path, rank: Any)
     assert f"has the rank (r) {rank!r}" in complaint(base, configured(lora, r=rank))
 
 
-def test_what_is_no_adapter_of_this_base_is_refused(base: Path, tiny_home: Path) -> None:
+def test_what_is_no_adapter_of_this_base_is_refused(
+    base: Path, tiny_home: Path, tmp_path: Path
+) -> None:
     assert "is a full checkpoint, not an adapter" in complaint(base, base)
     other = tiny_home / "models" / "tiny-other-geometry"
-    adapter = write_adapter(other, tiny_home / "other-adapter", targets=("k_proj",))
+    adapter = write_adapter(other, tmp_path / "other", targets=("k_proj",))
     assert "was made for another model" in complaint(base, adapter)

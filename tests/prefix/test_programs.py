@@ -11,7 +11,7 @@ import pytest
 
 from prefillshare_agents.testing import FakeServer
 from prefillshare_prefix import Cause, Layout
-from prefillshare_server.lint import trace
+from prefillshare_server.lint import recorder, trace
 from prefillshare_server.lint.judge import Judge
 from prefillshare_server.lint.recorder import recording
 from prefillshare_server.lint.rendering import Estimate, Writer
@@ -33,10 +33,12 @@ def recorded(program: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> P
     """What the program sent, by way of the recorder that `prefillshare lint -- …` uses."""
     path = tmp_path_factory.mktemp("traces") / "trace.jsonl"
     with (
+        pytest.MonkeyPatch.context() as patch,
         FakeServer() as server,
         recording(server.url, path) as url,
-        pytest.MonkeyPatch.context() as patch,
     ):
+        # Every line counts here, also one that a busy machine writes late.
+        patch.setattr(recorder, "_SETTLE_S", 60.0)
         for name in ("OPENAI_BASE_URL", "OPENAI_API_BASE"):
             patch.setenv(name, url)
         patch.setenv("OPENAI_API_KEY", "local")

@@ -2,8 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,42 @@ CORPUS = [
     '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>',
     "a question an answer another question about numbers 1 2 3 4 5 6 7 8 9 and then some words",
 ] * 20
-SETTLE_S = 5.0
+WAIT_S = 60.0
+"""For what must come. A test that waits for less than it takes on a slow machine can fail."""
+
+FIXED_LIMITS = (
+    "app._PROBE_S",
+    "app._SWEEP_S",
+    "decode._ACCOUNT_S",
+    "health._CHECK_S",
+    "health._PROBE_S",
+    "leases._RELEASE_S",
+    "workers.CONNECT_S",
+)
+"""Of the router, in seconds, where no setting says for how long it waits."""
+
+
+@contextmanager
+def patient() -> Iterator[None]:
+    """None of the router's fixed limits is over while a slow machine does nothing."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in FIXED_LIMITS:
+            patch.setattr(f"prefillshare_server.router.{name}", 600.0)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def patience() -> Iterator[None]:
+    """The same for every test here."""
+    with patient():
+        yield
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Wait for what must come to be."""
+    async with asyncio.timeout(WAIT_S):
+        while not condition():
+            await asyncio.sleep(0.005)
 
 
 @pytest.fixture(scope="session")
@@ -99,9 +134,15 @@ class Bench:
     ) -> list[Any]:
         """One streamed chat call; returns its events, `[DONE]` as a string."""
         messages = [{"role": "user", "content": content}]
-        body = {"model": "alpha", "messages": messages, "stream": True, **fields}
-        url = f"{self.url}/v1/chat/completions"
-        async with self.http.post(url, json=body, headers=headers) as response:
+        body = {"model": "alpha", "messages": messages, **fields}
+        return await self.events("/v1/chat/completions", body, headers)
+
+    async def events(
+        self, path: str, body: dict[str, Any], headers: dict[str, str] | None = None
+    ) -> list[Any]:
+        """POST a JSON body and ask for a stream; returns its events."""
+        body = {**body, "stream": True}
+        async with self.http.post(self.url + path, json=body, headers=headers) as response:
             text = await response.text()
             assert response.status == 200, text
             assert response.content_type == "text/event-stream"
@@ -120,6 +161,13 @@ class Bench:
         start = (name,) if "{" in name else (name + "{", name + " ")
         found = [line for line in lines if line.startswith(start)]
         return sum(float(line.rpartition(" ")[2]) for line in found)
+
+    async def counted(self, name: str, least: float) -> float:
+        """A metric that is written when the answer is out already, once it has come so far."""
+        async with asyncio.timeout(WAIT_S):
+            while (value := await self.metric(name)) < least:
+                await asyncio.sleep(0.005)
+        return value
 
     def busy(self) -> dict[str, Any]:
         """What is not zero although no call should be running."""
@@ -141,7 +189,7 @@ class Bench:
         """Wait until nothing is busy but so many leases; returns what still is after a while."""
         expected = {"leases": leases_left} if leases_left else {}
         try:
-            async with asyncio.timeout(SETTLE_S):
+            async with asyncio.timeout(WAIT_S):
                 while self.busy() != expected:
                     await asyncio.sleep(0.01)
         except TimeoutError:
@@ -153,7 +201,7 @@ Start = Callable[..., AbstractAsyncContextManager[Bench]]
 
 
 @pytest.fixture
-def start(base_dir: Path, tokenizer: Tokenizer) -> Start:
+def start(base_dir: Path, tokenizer: Tokenizer) -> Iterator[Start]:
     """Start a router over mock workers; on leaving, everything must have drained to zero."""
 
     @asynccontextmanager
@@ -189,7 +237,8 @@ def start(base_dir: Path, tokenizer: Tokenizer) -> Start:
                 assert await bench.metric("prefillshare_kv_pending_handoffs") == 0
                 assert not mocks.violations
 
-    return started
+    with patient():
+        yield started
 
 
 @pytest.fixture
@@ -202,7 +251,14 @@ async def bench(start: Start) -> AsyncIterator[Bench]:
 @asynccontextmanager
 async def serving(app: Any) -> AsyncIterator[str]:
     """`app` under uvicorn on a free port."""
-    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning", lifespan="on")
+    config = uvicorn.Config(
+        app,
+        host="127.0.0.1",
+        port=0,
+        log_level="warning",
+        lifespan="on",
+        timeout_keep_alive=600,  # A client's next request must not meet the end of a short one.
+    )
     server = uvicorn.Server(config)
     serving = asyncio.create_task(server.serve())
     while not server.started:

@@ -37,7 +37,7 @@ class Room:
     def __init__(
         self,
         *workers: WorkerEndpoint,
-        queue_s: float = 30.0,
+        queue_s: float = 600.0,
         reserve_tokens: int = 64,
         max_loras: int | None = None,
     ) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from prefillshare_server.router.errors import NoWorker, RouterError, WorkerUnreachable
 from prefillshare_server.router.handoff import Prompt
-from tests.router.conftest import Start
+from tests.router.conftest import Start, until
 from tests.router.room import BLOCK, CAPACITY, Room, ask, moved, settle, worker
 
 
@@ -371,9 +371,7 @@ async def test_calls_wait_in_the_router_while_decode_is_full(start: Start) -> No
         worker = bench.decode["alpha-0"]
         worker.pace = asyncio.Semaphore(0)
         calls = [asyncio.create_task(bench.stream(max_tokens=20 * 16)) for _ in range(3)]
-        async with asyncio.timeout(5):
-            while bench.router.admission.queued != 2:
-                await asyncio.sleep(0.005)
+        await until(lambda: bench.router.admission.queued == 2 and worker.requests)
         await asyncio.sleep(0.05)
         assert len(worker.requests) == 1
         assert len(bench.prefill[0].requests) == 1

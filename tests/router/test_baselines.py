@@ -1,7 +1,6 @@
 """The router as each baseline of the paper: prefill workers or KV per role, and warm-ups."""
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,18 +10,12 @@ from prefillshare_server.errors import ConfigError
 from prefillshare_server.router.app import create_app
 from prefillshare_server.router.topology import WorkerEndpoint
 from tests.mocks.mock_workers import BLOCK
-from tests.router.conftest import Bench, Start
+from tests.router.conftest import Bench, Start, until
 
 PER_MODEL = {"prefill": {"pool": "per_role"}}
 SHARED_POOL = {"prefill": {"reuse": "per_role"}}
 PREDICTIVE = {"prefill": {"pool": "per_role", "warm_ups": 1}}
 IDS = [7 + i % 50 for i in range(4 * BLOCK + 3)]
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(30):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 async def send(
@@ -185,6 +178,7 @@ async def test_a_call_does_not_wait_for_its_own_warm_up(start: Start) -> None:
         [_, beta] = bench.prefill
         beta.fault, beta.faulty_calls = "slow", 1
         await send(bench, "alpha", next_role="beta")
+        await until(lambda: beta.requests)
         assert (await send(bench, "beta"))["prefill_worker"] == beta.id
         assert bench.router.warm_ups.running == 1
         beta.gate.set()
@@ -196,6 +190,7 @@ async def test_more_warm_ups_at_once_than_a_worker_may_have_are_dropped(start: S
         beta.fault = "slow"
         for session in ("s", "t"):
             await send(bench, "alpha", session, next_role="beta")
+        await until(lambda: beta.requests)
         assert len(beta.requests) == 1
         assert await bench.metric('prefillshare_warm_ups_total{result="dropped"}') == 1
         beta.gate.set()

@@ -1,12 +1,13 @@
 """What the client sees when a worker or the client itself fails, and that all counts drain."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import aiohttp
 import pytest
 
-from tests.router.conftest import Bench, Start
+from tests.router.conftest import Bench, Start, until
 
 SESSION = {"X-Session-ID": "s"}
 
@@ -106,6 +107,7 @@ async def test_a_dead_decode_worker_is_a_503_that_names_it_and_its_lease_is_give
         status, body, _ = await bench.chat()
         assert (status, code_of(body)) == (503, "no_worker")
         assert "alpha-0: could not be reached" in body["error"]["message"]
+        assert not await bench.settled()
         assert bench.prefill[0].released == bench.prefill[0].request_ids
 
 
@@ -186,17 +188,25 @@ async def test_a_stream_without_a_single_token_fails_with_its_cause(bench: Bench
         ("preempted", "decode_preempted"),
         ("error_midway", "decode_failed"),
         ("drop_midway", "worker_unreachable"),
-        ("hang_midway", "idle_stream_timeout"),
     ],
 )
 async def test_after_the_first_byte_a_failure_is_an_error_event_without_done(
-    start: Start, fault: Any, code: str
+    bench: Bench, fault: Any, code: str
 ) -> None:
+    bench.decode["alpha-0"].fault = fault
+    events = await bench.stream()
+    assert "alpha says" in str(events[:-1])
+    assert code_of(events[-1]) == code
+    assert await bench.metric("prefillshare_stream_errors_total") == 1
+
+
+async def test_after_the_first_byte_silence_is_an_error_event_without_done(start: Start) -> None:
     async with start(settings={"timeouts": {"idle_stream_s": 0.5}}) as bench:
-        bench.decode["alpha-0"].fault = fault
-        events = await bench.stream()
+        bench.decode["alpha-0"].fault = "hang_midway"
+        # The first event of a completion has text, and is waited for without the short limit.
+        events = await bench.events("/v1/completions", {"model": "alpha", "prompt": "a"})
         assert "alpha says" in str(events[:-1])
-        assert code_of(events[-1]) == code
+        assert code_of(events[-1]) == "idle_stream_timeout"
         assert await bench.metric("prefillshare_stream_errors_total") == 1
 
 
@@ -212,16 +222,20 @@ async def test_a_silent_decode_worker_is_a_504_with_the_phase(start: Start, stre
 
 async def test_one_refused_choice_ends_the_others(start: Start) -> None:
     async with start(decode=("alpha-0", "alpha-1")) as bench:
-        bench.decode["alpha-0"].fault = "hang"
-        bench.decode["alpha-1"].fault = "status_400"
-        status, body, _ = await bench.chat(n=2)
+        silent, refusing = bench.decode.values()
+        silent.fault, refusing.fault = "hang", "status_400"
+        refusing.gate.clear()
+        calling = asyncio.create_task(bench.chat(n=2))
+        await until(lambda: silent.requests and refusing.requests)
+        refusing.gate.set()
+        status, body, _ = await calling
         assert (status, code_of(body)) == (400, "invalid_value")
-        await bench.settled()
-        assert bench.decode["alpha-0"].aborted == 1
+        assert not await bench.settled()
+        assert silent.aborted == 1
 
 
-async def leave(bench: Bench, when: asyncio.Event | None, **fields: Any) -> None:
-    """Start a call and close its connection: after the first bytes, or when the event is set."""
+async def leave(bench: Bench, when: Callable[[], object] | None, **fields: Any) -> None:
+    """Start a call and close its connection: after the first bytes, or once `when` holds."""
     body = {"model": "alpha", "messages": [{"role": "user", "content": "a"}], **fields}
     async with aiohttp.ClientSession() as http:
 
@@ -237,23 +251,9 @@ async def leave(bench: Bench, when: asyncio.Event | None, **fields: Any) -> None
         if when is None:
             await task
         else:
-            await when.wait()
+            await until(when)
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-
-
-async def until(condition: Any) -> asyncio.Event:
-    """An event that is set once `condition` holds."""
-    event = asyncio.Event()
-
-    async def watch() -> None:
-        async with asyncio.timeout(5):
-            while not condition():
-                await asyncio.sleep(0.005)
-        event.set()
-
-    event.watcher = asyncio.create_task(watch())  # type: ignore[attr-defined]
-    return event
 
 
 async def test_a_client_that_leaves_a_stream_aborts_it_at_the_worker(bench: Bench) -> None:
@@ -262,13 +262,13 @@ async def test_a_client_that_leaves_a_stream_aborts_it_at_the_worker(bench: Benc
     await leave(bench, None, stream=True)
     assert not await bench.settled()
     assert worker.aborted == 1
-    assert await bench.metric("prefillshare_router_requests_total") == 1
+    assert await bench.counted("prefillshare_router_requests_total", 1) == 1
 
 
 async def test_a_client_that_leaves_aborts_every_choice(bench: Bench) -> None:
     worker = bench.decode["alpha-0"]
     worker.pace = asyncio.Semaphore(1)
-    await leave(bench, None, stream=True, n=3)
+    await leave(bench, lambda: worker.open_requests == 3, stream=True, n=3)
     assert not await bench.settled()
     assert worker.aborted == 3
 
@@ -279,7 +279,7 @@ async def test_a_client_that_leaves_before_the_first_token_aborts_decode(
 ) -> None:
     worker = bench.decode["alpha-0"]
     worker.fault = "hang"
-    await leave(bench, await until(lambda: worker.open_requests), stream=stream)
+    await leave(bench, lambda: worker.open_requests, stream=stream)
     assert not await bench.settled()
     assert worker.aborted == 1
 
@@ -287,7 +287,7 @@ async def test_a_client_that_leaves_before_the_first_token_aborts_decode(
 async def test_a_client_that_leaves_during_a_long_prefill_aborts_it(bench: Bench) -> None:
     worker = bench.prefill[0]
     worker.fault = "hang"
-    await leave(bench, await until(lambda: worker.open_requests))
+    await leave(bench, lambda: worker.open_requests)
     assert not await bench.settled()
     assert worker.aborted == 1
     assert bench.decode["alpha-0"].requests == []
@@ -296,7 +296,7 @@ async def test_a_client_that_leaves_during_a_long_prefill_aborts_it(bench: Bench
 async def test_a_lease_granted_after_the_client_left_is_given_back(bench: Bench) -> None:
     worker = bench.prefill[0]
     worker.fault = "grant_unseen"
-    await leave(bench, await until(lambda: worker.open_requests))
+    await leave(bench, lambda: worker.request_ids)
     assert not await bench.settled()
     assert worker.released == worker.request_ids
     assert bench.decode["alpha-0"].requests == []

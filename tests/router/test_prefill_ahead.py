@@ -1,14 +1,13 @@
 """Prefill ahead of a call: in the background, once, in order, and never in a call's way."""
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from prefillshare_server.router import ahead as ahead_module
 from tests.mocks.mock_workers import BLOCK
-from tests.router.conftest import Bench, Start
+from tests.router.conftest import Bench, Start, until
 
 SESSION = {"X-Session-ID": "s"}
 PATH = "/v1/sessions/s/prefill"
@@ -29,12 +28,6 @@ async def call(bench: Bench, *more: str, role: str = "alpha", **fields: Any) -> 
     body = {"model": role, "messages": context(*more), **fields}
     status, answer, _ = await bench.post("/v1/chat/completions", body, SESSION)
     return status, answer
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 async def test_it_is_accepted_at_once_and_runs_in_the_background(bench: Bench) -> None:
@@ -148,13 +141,15 @@ async def test_whoever_waits_learns_that_it_failed(bench: Bench) -> None:
     assert "vocabulary" in answer["error"]["message"]
 
 
-async def test_a_call_goes_on_without_one_that_takes_too_long(start: Start) -> None:
-    async with start(settings={"timeouts": {"prefill_s": 0.3}}) as bench:
-        bench.prefill[0].fault = "hang"
-        await ahead(bench)
-        await until(lambda: bench.prefill[0].requests)
-        bench.prefill[0].fault = None
-        assert (await call(bench))[0] == 200
+async def test_a_call_goes_on_without_one_that_takes_too_long(bench: Bench) -> None:
+    bench.router.ahead._patience_s = 0.3  # And not `prefill_s`, which bounds the call's own too.
+    bench.prefill[0].fault = "hang"
+    await ahead(bench)
+    await until(lambda: bench.prefill[0].requests)
+    bench.prefill[0].fault = None
+    assert (await call(bench))[0] == 200
+    assert bench.prefill[0].open_requests == 1
+    await bench.router.ahead.close()
 
 
 async def test_it_is_repeated_on_another_worker(start: Start) -> None:

@@ -1,23 +1,17 @@
 """What a prefill counts for while it runs: the tokens that its worker has to compute."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from typing import Any
 
 from tests.mocks.mock_workers import BLOCK
-from tests.router.conftest import Bench, Start
+from tests.router.conftest import Bench, Start, until
 
 SESSION = {"X-Session-ID": "s"}
 ISOLATED = {**SESSION, "X-PrefillShare-Mode": "isolate"}
 LONG = [7 + i % 50 for i in range(10 * BLOCK)]
 MORE = [11] * (BLOCK + 5)
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(30):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 async def send(bench: Bench, prompt: Any, headers: dict[str, str], **fields: Any) -> Any:

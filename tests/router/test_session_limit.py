@@ -1,7 +1,7 @@
 """`router.max_sessions`: who is let in, who waits, and that nothing is left behind."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
 from typing import Any
 
@@ -14,7 +14,7 @@ from prefillshare_server.router.identity import Identity
 from prefillshare_server.router.metrics import Metrics
 from prefillshare_server.router.session_limit import SessionLimit
 from prefillshare_server.router.sessions import Sessions
-from tests.router.conftest import Bench, Start
+from tests.router.conftest import Bench, Start, until
 from tests.router.room import settle
 
 
@@ -28,7 +28,7 @@ class Clock:
 class Gate:
     """A limit, the sessions it counts, and calls that run until they are told to end."""
 
-    def __init__(self, most: int | None = 1, queue: int = 8, queue_s: float = 30) -> None:
+    def __init__(self, most: int | None = 1, queue: int = 8, queue_s: float = 600) -> None:
         self.clock = Clock()
         self.sessions = Sessions(10, self.clock)
         self.limit = SessionLimit(self.sessions, Metrics(), most=most, queue=queue, queue_s=queue_s)
@@ -297,12 +297,6 @@ def _check(gate: Gate, calls: list[Call]) -> None:
 ONE = {"router": {"max_sessions": 1}}
 
 
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(30):
-        while not condition():
-            await asyncio.sleep(0.005)
-
-
 def session(name: str, **more: str) -> dict[str, str]:
     return {"X-Session-ID": name, **more}
 
@@ -341,7 +335,7 @@ async def test_a_client_that_leaves_leaves_the_line(start: Start) -> None:
             second.cancel()
             assert not await bench.settled()
         ended = 'prefillshare_router_requests_total{model="alpha",result="client_closed"'
-        assert await bench.metric(ended) == 1
+        assert await bench.counted(ended, 1) == 1
 
 
 async def test_a_client_of_a_prefill_ahead_that_leaves_leaves_the_line(start: Start) -> None:

@@ -12,7 +12,7 @@ from prefillshare_server.router.identity import Identity
 from prefillshare_server.router.ledger import Ledger
 from prefillshare_server.router.sessions import Session, Sessions
 from prefillshare_server.router.turns import Turns
-from tests.router.conftest import Bench, Start
+from tests.router.conftest import Bench, Start, until
 
 
 class Clock:
@@ -178,9 +178,7 @@ async def test_calls_that_start_together_share_one_worker(start: Start) -> None:
             asyncio.create_task(bench.chat(model=role, headers={"X-Session-ID": "s"}))
             for role in ("alpha", "beta")
         ]
-        async with asyncio.timeout(5):
-            while sum(len(prefill.requests) for prefill in bench.prefill) < 2:
-                await asyncio.sleep(0.005)
+        await until(lambda: sum(len(prefill.requests) for prefill in bench.prefill) == 2)
         for prefill in bench.prefill:
             prefill.gate.set()
         answers = [answer for _, answer, _ in await asyncio.gather(*calls)]

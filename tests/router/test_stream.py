@@ -4,7 +4,7 @@ import asyncio
 import json
 from typing import Any
 
-from tests.router.conftest import Bench
+from tests.router.conftest import WAIT_S, Bench
 
 USAGE: dict[str, Any] = {"stream_options": {"include_usage": True}}
 
@@ -78,7 +78,7 @@ async def test_the_first_chunk_is_sent_while_the_rest_is_generated(bench: Bench)
     body = {"model": "alpha", "messages": [{"role": "user", "content": "a"}], "stream": True}
     async with bench.http.post(f"{bench.url}/v1/chat/completions", json=body) as response:
         seen = b""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(WAIT_S):
             while b"alpha says" not in seen:
                 seen += await response.content.readany()
         assert b" yes" not in seen

@@ -176,7 +176,7 @@ def test_an_answer_to_what_was_taken_back_does_not_join(
         server.delay(gate)
         thread = threading.Thread(target=session.chat, args=("critic",))
         thread.start()
-        server.wait_for_chats(2)
+        server.wait_for_chats(2, 60)
         session.restore(place)
         gate.set()
         thread.join()

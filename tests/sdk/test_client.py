@@ -149,7 +149,7 @@ def test_the_callers_header_mapping_is_left_alone(make: Make) -> None:
 @pytest.mark.parametrize("derive", ["copy", "with_options"])
 def test_derived_clients_keep_the_session(derive: str, make: Make, server: FakeServer) -> None:
     client = make(session="client")
-    ask(getattr(client, derive)(timeout=5))
+    ask(getattr(client, derive)(timeout=60))
     ask(getattr(client, derive)(session="other"))
     ask(getattr(client, derive)(session=None))
 
@@ -220,7 +220,7 @@ def test_threads_do_not_see_each_others_session(make: Make, server: FakeServer) 
 
     def work(name: str) -> None:
         with Session(name):
-            barrier.wait(timeout=10)
+            barrier.wait(timeout=60)
             client.chat.completions.create(
                 model="planner", messages=[{"role": "user", "content": name}]
             )

@@ -239,7 +239,7 @@ def test_calls_in_threads_do_not_exceed_the_budget_together(
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:
         thread.start()
-    gate.wait(10)
+    gate.wait(60)
     gate.set()
     for thread in threads:
         thread.join()
@@ -255,8 +255,8 @@ async def test_calls_in_tasks_do_not_exceed_the_budget_together(
     server.delay(gate)
     async with AsyncSession(token_budget=100) as session:
         tasks = [asyncio.create_task(asend(aclient, max_tokens=40)) for _ in range(4)]
-        await asyncio.to_thread(server.wait_for_chats, 1)
-        done, _ = await asyncio.wait(tasks, timeout=10, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.to_thread(server.wait_for_chats, 1, 60)
+        done, _ = await asyncio.wait(tasks, timeout=60, return_when=asyncio.FIRST_COMPLETED)
         gate.set()
         outcomes = await asyncio.gather(*tasks, return_exceptions=True)
 
@@ -321,7 +321,7 @@ async def test_a_call_that_fails_or_is_cancelled_sets_nothing_aside(
     server.delay(gate)
     with session:
         task = asyncio.create_task(asend(aclient, max_tokens=120))
-        await asyncio.to_thread(server.wait_for_chats, 1)
+        await asyncio.to_thread(server.wait_for_chats, 2, 60)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

@@ -119,8 +119,12 @@ async def test_an_async_generator_that_is_stepped_in_new_tasks_keeps_its_session
     aclient: AsyncOpenAI, server: FakeServer
 ) -> None:
     generator = asteps(aclient, "a")
+
+    async def step() -> None:
+        await anext(generator)
+
     for _ in range(2):
-        await asyncio.wait_for(anext(generator), 10)
+        await asyncio.create_task(step())
     await generator.aclose()  # type: ignore[attr-defined]
 
     assert named(server) == [["a"], ["a"]]

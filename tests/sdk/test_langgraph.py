@@ -78,12 +78,12 @@ class TestSessionOfACall:
 
         assert sessions(server) == [["configured"]]
 
-    @pytest.mark.parametrize("named", ["context", Session("context")])
+    @pytest.mark.parametrize("kind", [str, Session])
     def test_the_graphs_context_comes_before_configurable(
-        self, named: str | Session, team: Team, server: FakeServer
+        self, kind: type[str] | type[Session], team: Team, server: FakeServer
     ) -> None:
         config = {"configurable": {"prefillshare_session": "configured"}}
-        one_node(team).invoke(TASK, config, context=Context(prefillshare_session=named))
+        one_node(team).invoke(TASK, config, context=Context(prefillshare_session=kind("context")))
 
         assert sessions(server) == [["context"]]
 

@@ -118,7 +118,7 @@ def test_calls_at_once_do_not_exceed_the_budget_together(server: FakeServer) -> 
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:
         thread.start()
-    gate.wait(10)
+    gate.wait(60)
     gate.set()
     for thread in threads:
         thread.join()
@@ -202,7 +202,7 @@ async def test_a_calls_timeout_is_that_of_its_counting_too() -> None:
             with pytest.raises(openai.APITimeoutError):
                 await twin.chat("planner", timeout=0.3)
     # openai's own is ten minutes.
-    assert time.monotonic() - started < 60
+    assert time.monotonic() - started < 240
 
 
 def test_a_stream_that_is_dropped_gives_its_tokens_back(server: FakeServer) -> None:

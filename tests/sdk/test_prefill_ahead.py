@@ -7,10 +7,17 @@ import openai
 import pytest
 
 from prefillshare_agents import AsyncSession, Session
+from prefillshare_agents._core import HINT
 from prefillshare_agents.testing import FakeServer
 
 TASK: Any = {"role": "user", "content": "How far is the moon?"}
 MORE: Any = {"role": "user", "content": "And the sun?"}
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine the fake server may take longer than a prefill ahead is worth."""
+    monkeypatch.setitem(HINT, "timeout", 60.0)
 
 
 def prefills(server: FakeServer) -> list[Any]:

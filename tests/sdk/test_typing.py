@@ -126,6 +126,7 @@ RIGHT_PROGRAMS = {"right": RIGHT, "right_graph": RIGHT_GRAPH, "right_testing": R
 WRONG_PROGRAMS = {"wrong": WRONG, "wrong_graph": WRONG_GRAPH, "wrong_testing": WRONG_TESTING}
 
 
+@pytest.mark.timeout(600)
 def test_a_users_program_is_typed_strictly(tmp_path: Path) -> None:
     pytest.importorskip("mypy")
     pytest.importorskip("langgraph")
@@ -138,7 +139,7 @@ def test_a_users_program_is_typed_strictly(tmp_path: Path) -> None:
         env={"MYPYPATH": str(Path(__file__).parents[2])},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=540,
         check=False,
     )
     lines = {line.partition(": error")[0] for line in done.stdout.splitlines() if ": error" in line}

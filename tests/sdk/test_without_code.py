@@ -35,7 +35,7 @@ def test_an_unchanged_openai_program_gets_a_session_from_its_environment(
         "OPENAI_API_KEY": "local",
         "OPENAI_CUSTOM_HEADERS": "X-Session-ID: order-4711",
     }
-    subprocess.run([sys.executable, "-c", PROGRAM], env=environment, check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", PROGRAM], env=environment, check=True, timeout=240)
 
     assert [chat.sessions for chat in server.chats] == [["order-4711"]]
 

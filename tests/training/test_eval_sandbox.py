@@ -2,7 +2,6 @@
 
 import os
 import resource
-import time
 from pathlib import Path
 
 import pytest
@@ -10,15 +9,26 @@ import pytest
 from prefillshare_server.errors import ConfigError
 from prefillshare_training.evaluate import sandbox, sandbox_child
 
+PATIENT_S = 120
+"""For programs that come to an end: on a busy machine an interpreter may take long to start."""
 
-def failure(code: str, **limits: float) -> str:
-    outcome = sandbox.run(code, **limits)  # type: ignore[arg-type]
+ENDLESS = "import time\nwhile True: time.sleep(9)"
+OVER = {"timeout", "killed"}
+"""What ends a program that computes for ever: its time, or its CPU time where nobody looks then."""
+
+
+def passes(code: str) -> bool:
+    return sandbox.run(code, timeout_s=PATIENT_S).passed
+
+
+def failure(code: str, *, timeout_s: float = PATIENT_S, **limits: int) -> str:
+    outcome = sandbox.run(code, timeout_s=timeout_s, **limits)
     assert not outcome.passed
     return outcome.reason
 
 
 def test_a_program_that_ends_well_passes() -> None:
-    assert sandbox.run("import math, collections\nassert math.sqrt(9) == 3").passed
+    assert passes("import math, collections\nassert math.sqrt(9) == 3")
 
 
 def test_a_failed_assertion_is_named() -> None:
@@ -36,10 +46,12 @@ def test_leaving_before_the_tests_is_no_pass(leave: str) -> None:
     assert failure(f"{leave}\nassert False") in {"SystemExit: 0", "SystemExit: ", "killed"}
 
 
+def test_a_program_that_does_not_end_is_ended() -> None:
+    assert failure(ENDLESS, timeout_s=0.5) == "timeout"
+
+
 def test_an_infinite_loop_is_ended() -> None:
-    begun = time.monotonic()
-    assert failure("while True: pass", timeout_s=0.5) == "timeout"
-    assert time.monotonic() - begun < 8
+    assert failure("while True: pass", timeout_s=0.5) in OVER
 
 
 def test_a_loop_that_ignores_signals_is_ended() -> None:
@@ -52,7 +64,7 @@ def test_a_loop_that_ignores_signals_is_ended() -> None:
         "        while True: pass\n"
         "    except BaseException: pass\n"
     )
-    assert failure(code, timeout_s=0.5) == "timeout"
+    assert failure(code, timeout_s=0.5) in OVER
 
 
 def test_memory_is_limited() -> None:
@@ -87,7 +99,7 @@ def test_a_fork_bomb_starts_nothing() -> None:
         "    except OSError: pass\n"
         "assert not started"
     )
-    assert sandbox.run(code).passed
+    assert passes(code)
 
 
 def test_no_thread_is_started() -> None:
@@ -107,7 +119,7 @@ def test_no_other_process_is_signalled() -> None:
 def test_no_file_is_changed(tmp_path: Path) -> None:
     victim = tmp_path / "victim.txt"
     victim.write_text("mine")
-    assert sandbox.run(f"assert open({str(victim)!r}).read() == 'mine'").passed
+    assert passes(f"assert open({str(victim)!r}).read() == 'mine'")
     for attack in (
         "open('notes.txt', 'w')",
         "import os\nos.makedirs('a/b')",
@@ -163,7 +175,7 @@ def test_where_limits_cannot_be_set_nothing_is_scored(
     child.write_text(source.replace("    limits = {", "    [].remove(1)\n    limits = {"))
     monkeypatch.setattr(sandbox, "_CHILD", child)
     with pytest.raises(ConfigError, match="cannot confine a program"):
-        sandbox.run("pass")
+        sandbox.run("pass", timeout_s=PATIENT_S)
 
 
 def test_a_failure_is_one_whatever_the_program_replaced() -> None:
@@ -178,14 +190,14 @@ def test_a_flood_of_output_goes_nowhere(capfd: pytest.CaptureFixture[str]) -> No
         "    print('x' * 100000)\n"
         "    print('x' * 100000, file=sys.stderr)"
     )
-    assert sandbox.run(code).passed
+    assert passes(code)
     assert capfd.readouterr() == ("", "")
 
 
 def test_the_folder_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    assert sandbox.run("pass").passed
-    assert failure("while True: pass", timeout_s=0.5) == "timeout"
+    assert passes("pass")
+    assert failure(ENDLESS, timeout_s=0.5) == "timeout"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -196,7 +208,7 @@ def test_the_environment_and_the_folder_are_empty(monkeypatch: pytest.MonkeyPatc
         "assert 'HF_TOKEN' not in os.environ and os.listdir('.') == []\n"
         "assert not any('evaluate' in path for path in __import__('sys').path)"
     )
-    assert sandbox.run(code).passed
+    assert passes(code)
 
 
 def test_a_forged_report_is_no_pass() -> None:

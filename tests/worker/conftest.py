@@ -8,7 +8,10 @@ import pytest
 from prefillshare_server.config import Cluster
 from tests.worker.driver import Pair, pair_of, running
 
-LEASE_S = 30
+LEASE_S = 120
+"""No pause of a busy machine ends one. What is to be given back is given back long before."""
+
+HANDOFF_S = 60
 
 CLUSTER = Cluster.model_validate(
     {
@@ -26,6 +29,7 @@ CLUSTER = Cluster.model_validate(
             }
         },
         "kv": {"lease_s": LEASE_S, "blocks": 256},
+        "timeouts": {"handoff_s": HANDOFF_S},
         "max_model_len": 1024,
         # The tiny decoders are drawn, not trained.
         "allow_untrained": True,

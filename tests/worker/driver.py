@@ -22,8 +22,20 @@ from prefillshare_server.router.topology import WorkerEndpoint
 
 T = TypeVar("T")
 BLOCK = 32
-START_TIMEOUT_S = 180
+START_TIMEOUT_S = 300
 TIMEOUT_S = 60
+IDLE_S = 60
+"""Time enough for a busy machine, and far below the length of the shared pair's leases."""
+
+
+def client() -> httpx.Client:
+    """Each of its requests has a connection of its own.
+
+    A worker closes one that was idle for 5 s; a worker that stood still for as long does so even if
+    a request has come meanwhile.
+    """
+    limits = httpx.Limits(max_keepalive_connections=0)
+    return httpx.Client(timeout=TIMEOUT_S, limits=limits)
 
 
 class LoopThread:
@@ -40,7 +52,7 @@ class LoopThread:
 
     def close(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(timeout=10)
+        self._thread.join(timeout=60)
         self._loop.close()
 
 
@@ -96,7 +108,7 @@ class Pair:
     base_dir: Path
     decoder_dir: Path
     log_dir: Path
-    http: httpx.Client = field(default_factory=lambda: httpx.Client(timeout=TIMEOUT_S))
+    http: httpx.Client = field(default_factory=client)
     _ids: Iterator[int] = field(default_factory=count)
     _prefilled: list[str] = field(default_factory=list)
 
@@ -183,7 +195,7 @@ class Pair:
         prompt: Sequence[int],
         handoff: dict[str, Any],
         request_id: str | None = None,
-        timeout_s: float = TIMEOUT_S,
+        timeout: float | httpx.Timeout = TIMEOUT_S,
         **sampling: Any,
     ) -> Iterator[Iterator[str]]:
         """Lines of a streamed completion that is aborted at the end of the block."""
@@ -198,9 +210,7 @@ class Pair:
         }
         url = f"{self.decode_worker.url}/v1/completions"
         headers = {"X-Request-Id": request_id or f"call-{next(self._ids)}"}
-        with self.http.stream(
-            "POST", url, json=body, headers=headers, timeout=timeout_s
-        ) as response:
+        with self.http.stream("POST", url, json=body, headers=headers, timeout=timeout) as response:
             yield response.iter_lines()
 
     def call(self, prompt: Sequence[int], **sampling: Any) -> Answer:
@@ -276,13 +286,12 @@ class Pair:
         while self._prefilled:
             self.release(self._prefilled.pop())
 
-    def wait_until_idle(self, worker: WorkerEndpoint, timeout_s: float = 5) -> None:
-        """Wait until the worker has given all its blocks back; far below the lease's length."""
-        deadline = time.monotonic() + timeout_s
-        while (state := self.state(worker))["free_blocks"] < state["num_blocks"] - 1:
+    def wait_until_idle(self, worker: WorkerEndpoint) -> None:
+        """Wait until the worker has nothing in hand and all its blocks back."""
+        deadline = time.monotonic() + IDLE_S
+        while not _is_idle(state := self.state(worker)):
             assert time.monotonic() < deadline, state
             time.sleep(0.02)
-        assert (state["open_leases"], state["running"], state["waiting"]) == (0, 0, 0)
 
     def errors_logged(self, worker: WorkerEndpoint) -> list[str]:
         """Lines of the worker's log that report an error, so far."""
@@ -312,6 +321,11 @@ class Pair:
         return self.http.post(
             f"{worker.url}{path}", json=body, headers={"X-Request-Id": request_id}
         )
+
+
+def _is_idle(state: dict[str, Any]) -> bool:
+    in_hand = (state["open_leases"], state["running"], state["waiting"])
+    return in_hand == (0, 0, 0) and state["free_blocks"] == state["num_blocks"] - 1
 
 
 def family(pid: int) -> list[psutil.Process]:

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.worker.driver import Pair, stopped
+from tests.worker.driver import TIMEOUT_S, Pair, stopped
 
 pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("settled")]
 
@@ -68,12 +68,14 @@ def test_a_client_that_left_before_its_call_was_seen(
     with (
         stopped(idle.pids["solver-0"]),
         pytest.raises(httpx.ReadTimeout),
-        idle.streaming(prompt, handoff, name, timeout_s=0.2, stream=stream),
+        idle.streaming(
+            prompt, handoff, name, timeout=httpx.Timeout(TIMEOUT_S, read=0.2), stream=stream
+        ),
     ):
         pass
     give_back(idle, name)
-    # By the reader, or by the release: far below the lease's length.
-    idle.wait_until_idle(idle.prefill_worker, timeout_s=2)
+    # By the reader, or by the release.
+    idle.wait_until_idle(idle.prefill_worker)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -114,12 +116,12 @@ def test_a_client_that_leaves_at_any_moment(
     with (
         suppress(httpx.TimeoutException),
         idle.streaming(
-            prompt, handoff, name, timeout_s=delay_s or 1e-6, max_tokens=300, stream=stream
+            prompt, handoff, name, timeout=delay_s or 1e-6, max_tokens=300, stream=stream
         ),
     ):
         pass
     give_back(idle, name)
-    idle.wait_until_idle(idle.prefill_worker, timeout_s=2)
+    idle.wait_until_idle(idle.prefill_worker)
 
 
 def test_prefill_workers_read_nothing(idle: Pair) -> None:

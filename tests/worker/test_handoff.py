@@ -142,12 +142,13 @@ def test_prefill_reports_its_own_cache_hits(pair: Pair, tokens: Tokens) -> None:
 
 
 def test_workers_describe_themselves(pair: Pair) -> None:
+    before = time.time()
     prefill, decode = pair.info(pair.prefill_worker), pair.info(pair.decode_worker)
     assert (prefill["phase"], prefill["model"], prefill["num_blocks"]) == ("prefill", "base", 256)
     assert (decode["phase"], decode["model"], decode["num_blocks"]) == ("decode", "solver", 40)
     for field in ("base_fingerprint", "block_size", "block_bytes", "max_model_len", "vllm"):
         assert prefill[field] == decode[field]
     assert prefill["engine_id"] != decode["engine_id"]
-    assert decode["now"] == pytest.approx(time.time(), abs=1)
+    assert before <= decode["now"] <= time.time()
     # Keys and values of 4 layers, 2 KV heads of size 32, in fp32.
     assert decode["block_bytes"] == 2 * 4 * 2 * 32 * 4 * BLOCK

@@ -17,6 +17,15 @@ LONG = 300
 @pytest.fixture(scope="module")
 def answers(pair: Pair) -> list[tuple[list[int], Answer]]:
     """Three long answers at once, which need more than the worker's 40 blocks."""
+    # On a busy machine one answer may be over before the next one begins.
+    for _ in range(5):
+        found = at_once(pair)
+        if any(answer.choice["finish_reason"] == "abort" for _, answer in found):
+            break
+    return found
+
+
+def at_once(pair: Pair) -> list[tuple[list[int], Answer]]:
     prompts = [[start + index % 97 for index in range(310)] for start in (0, 50, 100)]
     # Before any answer begins: on a busy machine one could end before another is prefilled.
     handoffs = [pair.prefill(prompt) for prompt in prompts]

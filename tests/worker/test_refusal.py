@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.reference import base_cache_logprobs
+from tests.worker.conftest import HANDOFF_S
 from tests.worker.driver import Pair, changed
 
 pytestmark = [pytest.mark.engine, pytest.mark.exactness]
@@ -145,10 +146,12 @@ def test_refusals_are_no_errors_of_the_workers(idle: Pair, tokens: Tokens) -> No
 @pytest.mark.parametrize(
     ("address", "within_s"),
     [
-        ({"remote_port": 1}, 7),
-        ({"remote_port": 70000}, 7),
-        ({"remote_host": "no such host"}, 7),
-        ({"remote_engine_id": "nobody"}, 2),
+        # An answer is waited for, but not for `handoff_s`.
+        ({"remote_port": 1}, HANDOFF_S / 2),
+        ({"remote_port": 70000}, HANDOFF_S / 2),
+        ({"remote_host": "no such host"}, HANDOFF_S / 2),
+        # It is another one that answers: at once, for vLLM would wait for 5 s.
+        ({"remote_engine_id": "nobody"}, 4),
     ],
 )
 def test_a_prefill_worker_that_is_not_there_ends_the_pull_with_a_mark(
@@ -156,13 +159,18 @@ def test_a_prefill_worker_that_is_not_there_ends_the_pull_with_a_mark(
 ) -> None:
     prompt = tokens(50)
     before = idle.state(idle.decode_worker)
-    # An engine that the decode worker has not met, which it looks for at the address.
-    handoff = {**idle.prefill(prompt), "remote_engine_id": f"unknown-{address}", **address}
-    started = time.monotonic()
-    answer = idle.decode(prompt, handoff)
-    assert answer.choice["stop_reason"] == "prefillshare:kv_load_failed"
-    assert time.monotonic() - started < within_s
+    took: list[float] = []
+    # In one of three times: a busy machine adds to it.
+    while not took or took[-1] >= within_s:
+        assert len(took) < 3, took
+        # An engine that the decode worker has not met, which it looks for at the address.
+        unknown = {"remote_engine_id": f"unknown-{address}-{len(took)}"}
+        handoff = {**idle.prefill(prompt), **unknown, **address}
+        started = time.monotonic()
+        answer = idle.decode(prompt, handoff)
+        took.append(time.monotonic() - started)
+        assert answer.choice["stop_reason"] == "prefillshare:kv_load_failed"
     idle.wait_until_idle(idle.decode_worker)
     after = idle.state(idle.decode_worker)
-    assert after["events"]["kv_load_failed"] == before["events"]["kv_load_failed"] + 1
+    assert after["events"]["kv_load_failed"] == before["events"]["kv_load_failed"] + len(took)
     assert after["base_tokens_received"] == before["base_tokens_received"]

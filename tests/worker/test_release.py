@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.worker.driver import Pair
+from tests.worker.driver import IDLE_S, Pair
 
 pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("settled")]
 
@@ -40,16 +40,20 @@ def test_a_prefill_that_waits(idle: Pair, tokens: Tokens) -> None:
             name: pool.submit(idle.prefill_answer, tokens(900), name)
             for name in (f"many-{index}" for index in range(10))
         }
-        deadline = time.monotonic() + 20
-        while sum(future.done() for future in running.values()) < 8:
-            assert time.monotonic() < deadline
+        deadline = time.monotonic() + IDLE_S
+        while True:
+            waiting = [name for name, future in running.items() if not future.done()]
+            state = idle.state(idle.prefill_worker)
+            # Until it has them all, a release would come before the prefill.
+            if len(waiting) == state["running"] + state["waiting"] == 2:
+                break
+            assert time.monotonic() < deadline, state
             time.sleep(0.02)
-        assert idle.state(idle.prefill_worker)["open_leases"] == 8
-        waiting = [name for name, future in running.items() if not future.done()]
+        assert state["open_leases"] == 8
         for name in waiting:
             idle.release(name)
         # Whoever waits for the answer of an aborted prefill is not left waiting.
-        ends = [running[name].result(timeout=5)["choices"][0] for name in waiting]
+        ends = [running[name].result(timeout=IDLE_S)["choices"][0] for name in waiting]
         assert [end["finish_reason"] for end in ends] == ["abort", "abort"]
         for name in running:
             idle.release(name)
@@ -62,7 +66,7 @@ def test_a_prefill_under_way(idle: Pair, tokens: Tokens, delay_s: float) -> None
         running = pool.submit(idle.prefill_answer, tokens(1000), name)
         time.sleep(delay_s)
         idle.release(name)
-        running.result(timeout=10)
+        running.result(timeout=IDLE_S)
 
 
 def test_only_the_named_call(idle: Pair, tokens: Tokens) -> None:
@@ -93,11 +97,10 @@ def test_a_read_that_is_reported_after_the_release(idle: Pair, tokens: Tokens) -
 
 def test_a_waiting_prefill_worker_is_woken(idle: Pair, tokens: Tokens) -> None:
     idle.prefill_answer(tokens(100), "asleep")
-    # By now it looks for news only ten times a second.
+    # By now it looks for news only ten times a second; test_rules.py has how it is woken.
     time.sleep(1)
     idle.release("asleep")
-    time.sleep(0.03)
-    assert idle.state(idle.prefill_worker)["open_leases"] == 0
+    idle.wait_until_idle(idle.prefill_worker)
 
 
 def test_decode_workers_have_nothing_to_release(idle: Pair) -> None:

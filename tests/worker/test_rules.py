@@ -1,7 +1,9 @@
 """The rules of a worker that need no engine: handoffs, waiting, request ids, failure reasons."""
 
 import json
+import threading
 import time
+from queue import Queue
 from typing import Any
 
 import pytest
@@ -15,7 +17,12 @@ from prefillshare_server.vllm_plugin.calls import (
     CallLog,
     router_request_id,
 )
-from prefillshare_server.vllm_plugin.engine_loop import FIRST_WAIT_S, LONGEST_WAIT_S, CalmWait
+from prefillshare_server.vllm_plugin.engine_loop import (
+    FIRST_WAIT_S,
+    LONGEST_WAIT_S,
+    CalmWait,
+    _wait_for_input,
+)
 from prefillshare_server.vllm_plugin.handoff import (
     Deadlines,
     ReadableParams,
@@ -82,11 +89,12 @@ def test_what_cannot_be_judged_is_left_to_vllm(body: bytes) -> None:
 
 
 def test_a_lease_must_outlast_the_first_heartbeat() -> None:
-    ours = params()["prefillshare"]
+    readable = ReadableParams.of(params())
+    assert readable is not None
+    expires_at = readable.prefillshare.expires_at
     # A lease of 120 s is renewed every 20 s; the other clock may be two seconds ahead.
-    enough = {**ours, "expires_at": time.time() + 24}
-    short = {**ours, "expires_at": time.time() + 22}
-    assert judged({"kv_transfer_params": params(prefillshare=enough)}) is None
+    assert RULES.refusal(readable, now=expires_at - 24) is None
+    short = {**params()["prefillshare"], "expires_at": time.time() + 22}
     assert judged({"kv_transfer_params": params(prefillshare=short)}) == "lease_expired"
 
 
@@ -236,6 +244,17 @@ def test_waits_grow_with_idle_time_and_start_again_after_work() -> None:
     assert wait.next_wait(now=105.0) == LONGEST_WAIT_S
     wait.ran()
     assert wait.next_wait(now=200.0) == FIRST_WAIT_S
+
+
+def test_what_comes_ends_a_wait_at_once() -> None:
+    queue: Queue[str] = Queue()
+    comes = threading.Timer(0.2, queue.put, ["a release"])
+    comes.start()
+    begun = time.monotonic()
+    _wait_for_input(queue, timeout=120)
+    assert queue.get_nowait() == "a release"
+    assert time.monotonic() - begun < 60
+    comes.join()
 
 
 def test_our_own_line_is_the_reason() -> None:

@@ -16,17 +16,29 @@ import pytest
 
 from prefillshare_server.launch.ports import free_ports
 from tests.worker.conftest import CLUSTER
-from tests.worker.driver import START_TIMEOUT_S
+from tests.worker.driver import IDLE_S, START_TIMEOUT_S
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
+
+STOP_S = 120
+"""Much more than a worker gets before it is killed."""
 
 CLI = "from prefillshare_server.cli import main; main()"
-IMPATIENT = (
-    "from prefillshare_server.launch import supervisor; supervisor.ATTEMPTS = 2; "
-    "supervisor.PROBE_EVERY_S = 1; supervisor.FAILED_PROBES = 8; "
-    "supervisor.PROBE_ANSWER_S = 0.2; "
-)
-"""Put before `CLI`: as ever, in less time. vLLM ends itself within 5 s when its engine died."""
+IMPATIENT = """
+import psutil
+from prefillshare_server.launch import supervisor
+
+answers = supervisor._healthy
+
+async def healthy(worker, http):
+    # A busy machine may keep any worker from answering in time, but only the test suspends one.
+    return await answers(worker, http) or psutil.Process(worker.pid).status() != "stopped"
+
+supervisor._healthy = healthy
+supervisor.ATTEMPTS = 2
+supervisor.PROBE_EVERY_S, supervisor.PROBE_ANSWER_S, supervisor.FAILED_PROBES = 1, 0.2, 4
+"""
+"""Put before `CLI`: as ever, in less time."""
 
 
 @pytest.fixture(autouse=True)
@@ -89,8 +101,8 @@ def _command(process: psutil.Process) -> str:
 
 @contextmanager
 def taken(port: int) -> Iterator[None]:
-    """Listen where a worker did that was just killed, before its successor gets there."""
-    deadline = time.monotonic() + 5
+    """Listen where a worker did that was just killed."""
+    deadline = time.monotonic() + IDLE_S
     while True:
         try:
             listener = socket.create_server(("127.0.0.1", port))
@@ -126,8 +138,8 @@ def test_ctrl_c_while_serving_stops_everything(tmp_path: Path) -> None:
         assert answer.json()["usage"]["completion_tokens"] == 4
         workers = served.workers()
         served.process.send_signal(signal.SIGINT)
-        assert served.process.wait(timeout=30) == 0
-        assert not psutil.wait_procs(workers, timeout=5)[1]
+        assert served.process.wait(timeout=STOP_S) == 0
+        assert not psutil.wait_procs(workers, timeout=IDLE_S)[1]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
@@ -138,10 +150,10 @@ def test_ctrl_c_or_a_closed_terminal_during_the_start_leaves_nothing(
         served.wait_for("loading the model")
         workers = served.workers()
         served.process.send_signal(number)
-        assert served.process.wait(timeout=30) == 0
+        assert served.process.wait(timeout=STOP_S) == 0
         assert served.output.endswith("stopped\n")
         assert len(workers) >= 2
-        assert not psutil.wait_procs(workers, timeout=5)[1]
+        assert not psutil.wait_procs(workers, timeout=IDLE_S)[1]
 
 
 def test_a_worker_that_dies_is_started_again_and_serves(tmp_path: Path) -> None:
@@ -156,7 +168,7 @@ def test_a_worker_that_dies_is_started_again_and_serves(tmp_path: Path) -> None:
         # This one lives and does not answer.
         served.api("base").suspend()
         served.wait_for(" prefill-0 is ready again")
-        assert "prefill-0 died: it runs, but did not answer 8 health checks" in served.output
+        assert "prefill-0 died: it runs, but did not answer 4 health checks" in served.output
         assert served.complete().json()["usage"]["completion_tokens"] == 4
 
         log = Path(re.findall(r"solver-0 died: .+; log: (.+)", served.output)[0])
@@ -170,14 +182,17 @@ def test_a_worker_that_cannot_come_back_ends_serve_and_is_named(tmp_path: Path) 
         api = served.api("solver")
         port = int(re.findall(r"--port (\d+)", _command(api))[0])
         workers = served.workers()
+        # Else the successor may be the first to listen there.
+        served.process.send_signal(signal.SIGSTOP)
         api.kill()
         with taken(port):
-            assert served.process.wait(timeout=100) == 1
+            served.process.send_signal(signal.SIGCONT)
+            assert served.process.wait(timeout=START_TIMEOUT_S) == 1
         assert "solver-0 died: it was killed by SIGKILL" in served.output
         assert "solver-0 did not come back, restart 1 of 2: " in served.output
         reason = r"error: worker solver-0 failed: .+Address already in use\n +log: /"
         assert re.search(reason, served.output)
-        assert not psutil.wait_procs(workers, timeout=5)[1]
+        assert not psutil.wait_procs(workers, timeout=IDLE_S)[1]
 
 
 def test_ctrl_c_during_a_restart_leaves_nothing(tmp_path: Path) -> None:
@@ -189,5 +204,5 @@ def test_ctrl_c_during_a_restart_leaves_nothing(tmp_path: Path) -> None:
         workers = served.workers()
         assert len(workers) >= 3
         served.process.send_signal(signal.SIGINT)
-        assert served.process.wait(timeout=30) == 0
-        assert not psutil.wait_procs(workers, timeout=5)[1]
+        assert served.process.wait(timeout=STOP_S) == 0
+        assert not psutil.wait_procs(workers, timeout=IDLE_S)[1]

@@ -52,10 +52,14 @@ def test_the_cached_blocks_are_those_that_another_prompt_may_find(
 
 
 def test_a_request_that_runs(idle: Pair, tokens: Tokens) -> None:
-    prompt = tokens(100)
-    with idle.streaming(prompt, idle.prefill(prompt), max_tokens=800) as lines:
-        next(lines)
-        state = idle.state(idle.decode_worker)
+    for _ in range(5):
+        prompt = tokens(100)
+        with idle.streaming(prompt, idle.prefill(prompt), max_tokens=800) as lines:
+            next(lines)
+            state = idle.state(idle.decode_worker)
+        # On a busy machine all of it may have been on its way by then.
+        if state["running"]:
+            break
     assert (state["running"], state["waiting"]) == (1, 0)
     assert state["free_blocks"] <= 39 - 4
     idle.wait_until_idle(idle.decode_worker)

@@ -30,17 +30,23 @@ def core_shares(pids: dict[str, int], window_s: float = WINDOW_S) -> dict[str, f
     return {name: (after - before[name]) / elapsed for name, after in used().items()}
 
 
+def assert_no_core_is_used(pids: dict[str, int]) -> None:
+    """In one of three windows: what a worker still does about a call is no waiting."""
+    shares: list[dict[str, float]] = []
+    while not shares or max(shares[-1].values()) >= CORE_SHARE:
+        assert len(shares) < 3, shares
+        shares.append(core_shares(pids))
+
+
 def test_idle_workers_use_no_core(pair: Pair, tokens: Tokens) -> None:
     pair.call(tokens(100))
-    shares = core_shares(pair.pids)
-    assert max(shares.values()) < CORE_SHARE, shares
+    assert_no_core_is_used(pair.pids)
 
 
 def test_a_prefill_worker_with_an_open_lease_uses_no_core(pair: Pair, tokens: Tokens) -> None:
     prompt = tokens(100)
     handoff = pair.prefill(prompt)
     time.sleep(1)
-    shares = core_shares(pair.pids)
-    assert max(shares.values()) < CORE_SHARE, shares
+    assert_no_core_is_used(pair.pids)
     # The lease was open all the time, and an idle pair serves the reader at once.
     assert pair.account(pair.decode(prompt, handoff))["base_tokens_received"] == 99

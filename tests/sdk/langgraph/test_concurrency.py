@@ -58,7 +58,7 @@ async def test_32_sessions_in_threads_and_tasks_do_not_mix(team: Team, server: F
         runs: list[Any] = [loop.run_in_executor(pool, in_thread, s) for s in sessions[:EACH_KIND]]
         runs += [asyncio.create_task(in_task(session)) for session in sessions[EACH_KIND:]]
         # Every session has a call under way before the first one is answered.
-        await asyncio.to_thread(server.wait_for_chats, 2 * EACH_KIND * BRANCHES, 60)
+        await asyncio.to_thread(server.wait_for_chats, 2 * EACH_KIND * BRANCHES, 240)
         together.set()
         await asyncio.gather(*runs)
     await team.aclose()

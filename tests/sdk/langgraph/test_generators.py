@@ -111,7 +111,7 @@ async def test_a_run_that_goes_on_while_its_reader_is_away_keeps_its_session(
     await anext(parts)
     await anext(parts)  # The first call's first token.
     again.set()
-    await asyncio.to_thread(server.wait_for_chats, 2)
+    await asyncio.to_thread(server.wait_for_chats, 2, 60)
     assert [part async for part in parts]
     await team.aclose()
 
@@ -215,7 +215,7 @@ def test_of_several_streams_behind_a_block_the_others_are_told_once(
     with pytest.warns(SessionLostWarning, match=r"'s1' ended before.*bind\(graph") as told:
         list(chain.from_iterable(others))
 
-    assert len(told) == 1
+    assert len([each for each in told if each.category is SessionLostWarning]) == 1
     assert [str(each) for each in named(server)] == ["['s1']"] * sent + ["[]"] * 2 * sent
 
 

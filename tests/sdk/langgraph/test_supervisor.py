@@ -38,7 +38,7 @@ def test_three_processes_send_the_same_bytes() -> None:
             command = [sys.executable, "-m", "tests.sdk.langgraph.supervisor_run", server.url]
             environment = {**os.environ, "PYTHONHASHSEED": str(seed)}
             running.append(subprocess.Popen(command, env=environment))
-        assert [process.wait(timeout=120) for process in running] == [0, 0, 0]
+        assert [process.wait(timeout=240) for process in running] == [0, 0, 0]
         sent = [[json.dumps(chat.body) for chat in server.chats] for server in servers]
 
     assert len(sent[0]) == 28

@@ -70,7 +70,7 @@ async def a_call_that_is_cancelled(client: openai.AsyncOpenAI, server: FakeServe
     held = threading.Event()
     server.delay(held)
     call = asyncio.create_task(acreate(client))
-    await asyncio.to_thread(server.wait_for_chats, 1)
+    await asyncio.to_thread(server.wait_for_chats, 1, 60)
     call.cancel()
     ended = await asyncio.gather(call, return_exceptions=True)
     held.set()
@@ -87,7 +87,7 @@ async def a_stream_that_is_cancelled(client: openai.AsyncOpenAI, server: FakeSer
             begun.set()
 
     reading = asyncio.create_task(read())
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await begun.wait()
     reading.cancel()
     ended = await asyncio.gather(reading, return_exceptions=True)

@@ -206,7 +206,7 @@ def a_timeout(client: openai.OpenAI, server: FakeServer) -> Any:
     try:
         return create(client.with_options(timeout=0.2, max_retries=0))
     finally:
-        server.wait_for_chats(1)
+        server.wait_for_chats(1, 60)
         never.set()
 
 
@@ -260,7 +260,7 @@ def an_untyped_post(client: openai.OpenAI, server: FakeServer) -> Any:
 
 
 def what_a_copy_keeps(client: openai.OpenAI, server: FakeServer) -> Any:
-    twin = client.copy(timeout=7, max_retries=5)
+    twin = client.copy(timeout=70, max_retries=5)
     assert type(twin) is type(client)
     return twin.timeout, twin.max_retries, str(twin.base_url), twin.api_key, create(twin)
 

@@ -17,11 +17,12 @@ TOOL: Any = {"type": "function", "function": {"name": "lookup", "parameters": {"
 
 
 def post(server: FakeServer, path: str, body: Any, **headers: str) -> Any:
-    return httpx.post(f"http://127.0.0.1:{server.port}{path}", json=body, headers=headers)
+    url = f"http://127.0.0.1:{server.port}{path}"
+    return httpx.post(url, json=body, headers=headers, timeout=60)
 
 
 def get(server: FakeServer, path: str) -> Any:
-    return httpx.get(f"http://127.0.0.1:{server.port}{path}").json()
+    return httpx.get(f"http://127.0.0.1:{server.port}{path}", timeout=60).json()
 
 
 @pytest.mark.parametrize(
@@ -198,7 +199,7 @@ def test_every_header_line_is_kept(server: FakeServer) -> None:
     headers = [("X-Session-ID", "a"), ("X-Session-ID", "b")]
     body = {"model": "planner", "messages": [TASK]}
     url = f"{server.url}/chat/completions"
-    httpx.post(url, json=body, headers=headers)
+    httpx.post(url, json=body, headers=headers, timeout=60)
 
     assert server.chats[0].sessions == ["a", "b"]
     assert server.chats[0].header("Content-Type") == "application/json"

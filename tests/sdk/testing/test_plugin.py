@@ -82,7 +82,7 @@ async def test_an_async_client(prefillshare_server):
             return create(model=role, messages=messages, extra_headers=session)
 
         calls = [asyncio.create_task(ask(f"role{i}")) for i in range(8)]
-        await asyncio.to_thread(prefillshare_server.wait_for_chats, 8)
+        await asyncio.to_thread(prefillshare_server.wait_for_chats, 8, 60)
         release.set()
         answers = await asyncio.gather(*calls)
     assert len({answer.choices[0].message.content for answer in answers}) == 8
@@ -138,7 +138,7 @@ def test_loading_the_plugin_loads_no_client() -> None:
         " & (set(sys.modules) - before)))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=240, check=True
     )
     assert done.stdout.strip() == "[]"
 

@@ -203,13 +203,13 @@ def test_held_answers_wait_until_they_are_released(server: FakeServer, ask: Ask)
     threads = [threading.Thread(target=ask) for _ in range(4)]
     for thread in threads:
         thread.start()
-    server.wait_for_chats(4)
+    server.wait_for_chats(4, 60)
     ask("critic")
 
     assert [chat.answered_at for chat in server.chats[:4]] == [None] * 4
     release.set()
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     assert [chat.status for chat in server.chats] == [200] * 5
 
 
