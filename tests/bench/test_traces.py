@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -244,3 +245,24 @@ def test_a_prompt_without_tokens_is_refused() -> None:
     call = Call(role="r", new=0, tail=0, answer=1)
     with pytest.raises(ValidationError, match="call 0: the prompt has no tokens"):
         Workload(name="w", roles=("r",), sessions=(Session(id="s", arrival=0, calls=(call,)),))
+
+
+def test_the_documented_workload_can_be_read_and_every_field_is_explained(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "evaluation.md").read_text()
+    [lines] = re.findall(r"```json\n(.*?)```", page, re.DOTALL)
+    file = tmp_path / "review.jsonl"
+    file.write_text(lines)
+    workload = read(file)
+    assert [call.role for call in workload.sessions[0].calls] == ["coder", "critic"]
+    # Written again it is the same, but for what the page leaves out.
+    write(workload, file)
+    assert read(file) == workload
+
+    [fields] = re.findall(
+        r"\| field \| what it is \|\n\| --- \| --- \|\n(.*?)\n\n", page, re.DOTALL
+    )
+    explained = set(
+        re.findall(r"`(\w+)`", "".join(row.split("|")[1] for row in fields.split("\n")))
+    )
+    known = {name for kind in (Workload, Session, Call, RecordedCall) for name in kind.model_fields}
+    assert explained == known - {"sessions"}
