@@ -78,7 +78,7 @@ class MockDecode(MockWorker):
             assert request.transport is not None
             request.transport.abort()
             return web.Response()
-        account = self._accounts.pop(request.match_info["id"], None)
+        account = self._accounts.get(request.match_info["id"])
         if account is None:
             return error_answer(404, "no such call", 404)
         return web.json_response(account)

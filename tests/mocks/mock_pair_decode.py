@@ -91,7 +91,7 @@ class PairDecode(PairWorker):
         return super().state() | asdict(self.engine.totals)
 
     async def _account(self, request: web.Request) -> web.Response:
-        account = self.engine.accounts.pop(request.match_info["id"], None)
+        account = self.engine.accounts.get(request.match_info["id"])
         if account is None:
             return error_answer(404, "no such call", 404)
         return web.json_response(account)

@@ -251,7 +251,7 @@ class Pair:
         return 200, [json.loads(event) for event in events[:-1]]
 
     def account(self, answer: Answer) -> dict[str, Any]:
-        """The decode worker's account of a call. Reading it removes it."""
+        """The decode worker's account of a call."""
         response = self.http.get(f"{self.decode_worker.url}/prefillshare/calls/{answer.request_id}")
         assert response.status_code == 200, response.text
         account: dict[str, Any] = response.json()

@@ -152,7 +152,7 @@ class Decode:
         return account.event is not None or account == WorkerAccount()
 
     async def account(self, handoff: Handoff) -> WorkerAccount:
-        """The worker's own account of a finished call. Reading removes it there."""
+        """The worker's own account of a finished call."""
         if handoff.account is not None:
             return handoff.account
         if handoff.lost:
@@ -168,7 +168,7 @@ class Decode:
         return handoff.account
 
     async def _told(self, handoff: Handoff) -> Mapping[str, Any]:
-        """Ask for the account; once more where the worker gave no answer at all."""
+        """Ask for the account; once more where no answer came, or none in time."""
         retrying = AsyncRetrying(
             stop=stop_after_attempt(2),
             retry=retry_if_exception_type((WorkerSilent, WorkerUnreachable)),

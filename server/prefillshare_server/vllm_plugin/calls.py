@@ -77,7 +77,7 @@ class Begun:
 
 
 class CallLog:
-    """Account by X-Request-Id; reading removes it."""
+    """Account by X-Request-Id. It can be read again: the first answer may not have come over."""
 
     def __init__(self, capacity: int = CAPACITY) -> None:
         self._capacity = capacity
@@ -88,8 +88,8 @@ class CallLog:
         while len(self._accounts) > self._capacity:
             self._accounts.popitem(last=False)
 
-    def pop(self, request_id: str) -> dict[str, Any] | None:
-        return self._accounts.pop(request_id, None)
+    def get(self, request_id: str) -> dict[str, Any] | None:
+        return self._accounts.get(request_id)
 
 
 Generate = Callable[..., AsyncGenerator[Any, None]]

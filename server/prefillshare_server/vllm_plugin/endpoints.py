@@ -105,12 +105,12 @@ class PrefillShareEndpoints:
         return {**state, "bytes_per_block": self._info["block_bytes"], "now": time.time()}
 
     async def _get_call(self, request_id: str) -> dict[str, Any]:
-        account = self._calls.pop(request_id)
+        account = self._calls.get(request_id)
         if account is None:
             raise HTTPException(
                 404,
                 f"No account of call {request_id!r}: it is not finished, did not reach the engine "
-                "or was read before.",
+                "or was finished long ago.",
             )
         return account
 
