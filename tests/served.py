@@ -11,7 +11,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import pytest
 import uvicorn
 
 from prefillshare_server.config import Cluster
@@ -21,6 +20,7 @@ from prefillshare_server.models import store
 from prefillshare_server.router.app import create_app
 from prefillshare_server.router.parts import Router
 from prefillshare_server.router.topology import WorkerEndpoint
+from tests.patience import patient
 
 START_S = 300
 STOP_S = 120
@@ -29,15 +29,6 @@ READY_S = 240
 PATIENCE_S = 60.0
 """A worker or the router that stands still for some seconds on a busy machine is no failed worker:
 it neither leaves a call without an account, nor takes a session off its worker."""
-
-_LIMITS = (
-    "app._PROBE_S",
-    "decode._ACCOUNT_S",
-    "health._PROBE_S",
-    "leases._RELEASE_S",
-    "workers.CONNECT_S",
-)
-"""Of the router, in seconds; the cluster file sets the others."""
 
 Reach = Callable[[WorkerEndpoint], WorkerEndpoint]
 """How the router is to reach a worker: itself, or something in front of it."""
@@ -92,11 +83,8 @@ def serve_in_thread(
 
     `supervised`: workers that die are started again.
     """
-    with pytest.MonkeyPatch.context() as patch:
-        for name in _LIMITS:
-            patch.setattr(f"prefillshare_server.router.{name}", PATIENCE_S)
-        with _served(cluster, log_dir, supervised, reach) as served:
-            yield served
+    with patient(PATIENCE_S), _served(cluster, log_dir, supervised, reach) as served:
+        yield served
 
 
 @contextmanager

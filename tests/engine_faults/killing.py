@@ -3,14 +3,14 @@
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
-import psutil
 import pytest
 
 from prefillshare_server.launch import supervisor
 from tests.engine_faults.at_rest import assert_at_rest
 from tests.served import Served
+from tests.worker.driver import stopped
 
 
 class Kill:
@@ -34,16 +34,8 @@ class Kill:
 @contextmanager
 def suspended(served: Served, worker_id: str) -> Iterator[None]:
     """Hold all processes of a worker, so that what it is sent stays under way."""
-    api = psutil.Process(served.pids[worker_id])
-    family = [api, *api.children(recursive=True)]
-    for process in family:
-        process.suspend()
-    try:
+    with stopped(served.pids[worker_id]):
         yield
-    finally:
-        for process in family:
-            with suppress(psutil.NoSuchProcess):
-                process.resume()
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from prefillshare_server.router.app import create_app
 from prefillshare_server.router.parts import Router
 from tests.mocks.mock_decode import MockDecode
 from tests.mocks.mock_workers import BLOCKS, MAX_MODEL_LEN, MockCluster, MockPrefill, running
+from tests.patience import INTERVALS, patient
 
 CHATML = (
     "{% for message in messages %}"
@@ -34,31 +35,14 @@ CORPUS = [
 WAIT_S = 60.0
 """For what must come. A test that waits for less than it takes on a slow machine can fail."""
 
-FIXED_LIMITS = (
-    "app._PROBE_S",
-    "app._SWEEP_S",
-    "decode._ACCOUNT_S",
-    "health._CHECK_S",
-    "health._PROBE_S",
-    "leases._RELEASE_S",
-    "workers.CONNECT_S",
-)
-"""Of the router, in seconds, where no setting says for how long it waits."""
-
-
-@contextmanager
-def patient() -> Iterator[None]:
-    """None of the router's fixed limits is over while a slow machine does nothing."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name in FIXED_LIMITS:
-            patch.setattr(f"prefillshare_server.router.{name}", 600.0)
-        yield
+PATIENCE_S = 600.0
+"""No limit of the router is over while a slow machine does nothing."""
 
 
 @pytest.fixture(autouse=True)
 def patience() -> Iterator[None]:
-    """The same for every test here."""
-    with patient():
+    """For every test here."""
+    with patient(PATIENCE_S, *INTERVALS):
         yield
 
 
@@ -237,7 +221,8 @@ def start(base_dir: Path, tokenizer: Tokenizer) -> Iterator[Start]:
                 assert await bench.metric("prefillshare_kv_pending_handoffs") == 0
                 assert not mocks.violations
 
-    with patient():
+    # Tests of other folders start one too.
+    with patient(PATIENCE_S, *INTERVALS):
         yield started
 
 

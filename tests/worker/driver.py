@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -344,7 +344,8 @@ def stopped(pid: int) -> Iterator[None]:
         yield
     finally:
         for process in processes:
-            process.resume()
+            with suppress(psutil.NoSuchProcess):  # It was killed inside.
+                process.resume()
 
 
 def changed(handoff: dict[str, Any], **fields: Any) -> dict[str, Any]:
