@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -50,6 +50,17 @@ async def probing(
         Health(client, [worker.endpoint], metrics, **options) as health,
     ):
         yield health, worker, metrics
+
+
+@asynccontextmanager
+async def probed(
+    tokenizer: Tokenizer,
+) -> AsyncIterator[tuple[Health, MockPrefill, Callable[[], Awaitable[None]]]]:
+    """Health of one mock worker, which it asks when the test says so."""
+    worker = MockPrefill(MockCluster(tokenizer), "p0")
+    async with running(worker), Workers() as client:
+        health = Health(client, [worker.endpoint], Metrics(), clock_skew_s=1.0)
+        yield health, worker, lambda: health._probe(health._circuit("p0"))
 
 
 def test_a_broken_connection_opens_at_once_and_only_that_worker() -> None:
@@ -145,6 +156,25 @@ async def test_a_sick_worker_stays_open_until_its_health_is_back(tokenizer: Toke
         assert health.state("p0") == "open"
         worker.unhealthy = False
         await until(lambda: health.state("p0") == "up")
+
+
+async def test_probes_in_vain_open_after_three_in_a_row(tokenizer: Tokenizer) -> None:
+    async with probed(tokenizer) as (health, worker, probe):
+        for sick in [True, True, False] * FAILURES + [True] * (FAILURES - 1):
+            worker.unhealthy = sick
+            await probe()
+            assert health.state("p0") == "up"
+        await probe()
+        assert health.state("p0") == "open"
+
+
+async def test_a_worker_that_is_well_and_fails_every_call_is_opened(tokenizer: Tokenizer) -> None:
+    async with probed(tokenizer) as (health, worker, probe):
+        for _ in range(FAILURES):
+            assert health.state("p0") == "up"
+            await probe()
+            health.failed(worker.endpoint, BROKEN)
+        assert health.state("p0") == "open"
 
 
 async def test_a_drained_worker_that_comes_back_stays_drained(tokenizer: Tokenizer) -> None:

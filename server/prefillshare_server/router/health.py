@@ -26,7 +26,7 @@ State = Literal["up", "open", "draining"]
 """Takes calls; is passed over because it failed; finishes what it has and gets nothing new."""
 
 FAILURES = 3
-"""Failed calls in a row that open a circuit. A broken connection opens it at once."""
+"""Calls, or probes, in vain in a row that open a circuit. A broken connection does at once."""
 
 _PROBE_S = 5.0
 _CHECK_S = 10.0
@@ -49,7 +49,9 @@ class Facts:
 class _Circuit:
     worker: WorkerEndpoint
     failures: int = 0
-    """In a row."""
+    """Calls in a row."""
+    missed: int = 0
+    """Probes in a row. Counted apart: a worker may be well and still fail every call."""
     why_open: str | None = None
     """None while it is closed."""
     draining: bool = False
@@ -138,12 +140,9 @@ class Health:
     def failed(self, worker: WorkerEndpoint, error: RouterError) -> None:
         """A call to `worker` ended with `error`. What its client got wrong does not count."""
         circuit = self._circuit(worker.id)
-        if isinstance(error, WorkerUnreachable):
-            self._open(circuit, f"could not be reached: {error.reason}")
-        elif _is_workers_fault(error):
+        if _is_workers_fault(error):
             circuit.failures += 1
-            if circuit.failures >= FAILURES:
-                self._open(circuit, f"failed {circuit.failures} times in a row: {error.message}")
+            self._judge(circuit, circuit.failures, error)
 
     def succeeded(self, worker: WorkerEndpoint) -> None:
         """A call to `worker` ended well. Closes nothing: it may have begun before the failures."""
@@ -181,6 +180,12 @@ class Health:
         if circuit.draining != draining:
             circuit.draining = draining
             self._tell()
+
+    def _judge(self, circuit: _Circuit, in_a_row: int, error: RouterError) -> None:
+        if isinstance(error, WorkerUnreachable):
+            self._open(circuit, f"could not be reached: {error.reason}")
+        elif in_a_row >= FAILURES:
+            self._open(circuit, f"failed {in_a_row} times in a row: {error.message}")
 
     def _open(self, circuit: _Circuit, why: str) -> None:
         was_closed = circuit.why_open is None
@@ -232,8 +237,11 @@ class Health:
             info = await self._info(worker)
             answered_at = self._clock()
         except RouterError as error:
-            self.failed(worker, error)
+            if _is_workers_fault(error):
+                circuit.missed += 1
+                self._judge(circuit, circuit.missed, error)
             return
+        circuit.missed = 0
         skew = _skew(info.get("now"), asked_at, answered_at)
         if abs(skew) > self._clock_skew_s:
             self._open(
