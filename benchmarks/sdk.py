@@ -44,8 +44,9 @@ def main(
 ) -> None:
     """Run LangChain's standard suite, four agents with and without the layout, and the import.
 
-    Some four minutes on two cores. The agents run on real engines: once as the cluster of
-    examples/react serves them, and once with `layout: {kind: model}`, as ordinary servers render.
+    Some four minutes on two cores. The agents run on real engines: once as the
+    cluster of examples/react serves them, and once with
+    `layout: {kind: model}`, as ordinary servers render.
     """
     console = Console(stderr=True)
     console.print("[bold]LangChain's standard suite[/]")

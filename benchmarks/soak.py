@@ -98,11 +98,13 @@ def soak(
 ) -> None:
     """Kill a worker every few seconds while many sessions talk, and check every token.
 
-    Starts [bold]prefillshare serve[/bold] with tiny models: two prefill workers, two replicas of
-    each of two roles. Sessions of several turns switch roles, stream or not, some held to a JSON
-    schema or a tool. SIGKILL ends all processes of a worker at once; the server starts it again.
+    Starts [bold]prefillshare serve[/bold] with tiny models: two prefill workers, two
+    replicas of each of two roles. Sessions of several turns switch roles,
+    stream or not, some held to a JSON schema or a tool. SIGKILL ends all
+    processes of a worker at once; the server starts it again.
 
-    Every answer is compared, token by token, with plain Hugging Face models in this process.
+    Every answer is compared, token by token, with plain Hugging Face models in
+    this process.
 
     [bold]lost[/bold]: a call without an answer after the client's retries; a stream that ended
     silently or too early; an error that is not a 503 or 504.
@@ -111,9 +113,10 @@ def soak(
 
     [bold]errors[/bold]: calls that ended in an error, whether a retry cured it or not.
 
-    [bold]rss_growth_mb[/bold]: of the process with the router, workers not counted, from the end
-    of the warm-up (a tenth of the time) to the end. Sessions repeat, so that by then the
-    tokenizer's cache, which keeps 10,000 texts, holds all of them; what still grows is a leak.
+    [bold]rss_growth_mb[/bold]: of the process with the router, workers not counted, from the
+    end of the warm-up (a tenth of the time) to the end. Sessions repeat, so
+    that by then the tokenizer's cache, which keeps 10,000 texts, holds all of
+    them; what still grows is a leak.
 
     [bold]left_in_hand[/bold]: calls and reserved KV blocks that the router counts at the end.
 
@@ -123,7 +126,7 @@ def soak(
 
       python -m benchmarks.soak
 
-      python -m benchmarks.soak --minutes 2 --kill-every 15 --results /tmp/soak.json
+      python -m benchmarks.soak --minutes 2 --kill-every 15 --results soak.json
     """
     console = Console()
     tally = asyncio.run(_run(console, minutes * 60, kill_every, sessions, distinct, seed))

@@ -2,11 +2,7 @@
 
 import importlib.util
 import re
-import subprocess
-import sys
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = {
@@ -42,23 +38,6 @@ def test_structures_names_no_module_that_is_gone() -> None:
 def test_every_file_fits_in_a_head() -> None:
     lengths = {path.name: len(path.read_text().splitlines()) for path in MODULES}
     assert {name: lines for name, lines in lengths.items() if lines > LONGEST_FILE} == {}
-
-
-@pytest.mark.parametrize(
-    "command", ["", "serve", "check", "models", "roles", "lint", "train", "eval", "bench"]
-)
-def test_help_loads_neither_torch_nor_vllm(command: str) -> None:
-    program = (
-        "import sys; from prefillshare_server.cli import app\n"
-        f"try: app({[*command.split(), '--help']!r})\n"
-        "except SystemExit as done: assert not done.code\n"
-        "heavy = {'torch', 'vllm', 'transformers'} & set(sys.modules)\n"
-        "assert not heavy, heavy"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode == 0, done.stderr
 
 
 def test_every_test_that_guarantees_names_exists() -> None:

@@ -67,9 +67,10 @@ def main(
     """Train a base and two specialists per seed, and let each read ever more of the base's KV.
 
     The base learns to copy, sort and reverse six digits. [bold]full-ft[/bold] and
-    [bold]prefillshare[/bold] learn three-digit addition from it, on the same rows in the same
-    order, on their own KV and on the base's. Then the ratio of the prompt's KV that comes from the
-    base goes from 0 to 1, by the first positions and by the first layers.
+    [bold]prefillshare[/bold] learn three-digit addition from it, on the same rows in the
+    same order, on their own KV and on the base's. Then the ratio of the
+    prompt's KV that comes from the base goes from 0 to 1, by the first
+    positions and by the first layers.
 
     A few minutes a model on one core.
 
@@ -77,7 +78,8 @@ def main(
 
       python -m benchmarks.accuracy.sharing_ratio --seeds 3
 
-      python -m benchmarks.accuracy.sharing_ratio --seeds 1 --base-steps 20 --steps 20 --folder .
+      python -m benchmarks.accuracy.sharing_ratio --seeds 1 --base-steps 20
+      --steps 20 --folder .
     """
     torch.set_num_threads(threads)
     console = Console(stderr=True)

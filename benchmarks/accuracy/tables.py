@@ -89,18 +89,21 @@ def main(
 ) -> None:
     """Train specialists from one base in every way, and evaluate each on its own KV or the base's.
 
-    [bold]tools[/bold]: trained on BFCL's live_simple and live_multiple without what is like a test
-    item; tested on simple_python and multiple. [bold]math[/bold]: GSM8K. [bold]toolcaller[/bold],
+    [bold]tools[/bold]: trained on BFCL's live_simple and live_multiple without what is like
+    a test item; tested on simple_python and multiple. [bold]math[/bold]: GSM8K.
+    [bold]toolcaller[/bold],
     [bold]solver[/bold]: two roles of the ReAct example, on made-up rows.
 
-    An hour or more on two cores. What is there already is not done again: after an interruption,
-    give the same command. The figures are written after every evaluation.
+    An hour or more on two cores. What is there already is not done again: after
+    an interruption, give the same command. The figures are written after every
+    evaluation.
 
     [dim]Examples:[/dim]
 
       python -m benchmarks.accuracy.tables
 
-      python -m benchmarks.accuracy.tables --subject tools --method base --method prefillshare
+      python -m benchmarks.accuracy.tables --subject tools --method base
+      --method prefillshare
     """
     torch.set_num_threads(threads)
     console = Console(stderr=True)

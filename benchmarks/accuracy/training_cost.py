@@ -56,9 +56,10 @@ def main(
 ) -> None:
     """Measure prefillshare against full-ft, with all weights and with LoRA.
 
-    Random tokens; 900 of prompt and 100 of answer, and the other way round. Every measurement is
-    a process of its own, and the two methods take turns, so that both meet the same machine.
-    A ratio is prefillshare / full-ft: the median over the repeats of what the pairs gave.
+    Random tokens; 900 of prompt and 100 of answer, and the other way round.
+    Every measurement is a process of its own, and the two methods take turns,
+    so that both meet the same machine. A ratio is prefillshare / full-ft: the
+    median over the repeats of what the pairs gave.
 
     [dim]Examples:[/dim]
 

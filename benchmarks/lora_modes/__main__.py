@@ -45,7 +45,8 @@ def main(
 ) -> None:
     """Serve the same roles in every way, send the same calls, and print the figures side by side.
 
-    Some 50 minutes on two cores. Each system is started from nothing, alone on the machine.
+    Some 50 minutes on two cores. Each system is started from nothing, alone on
+    the machine.
     """
     if roles not in SCALES:
         raise typer.BadParameter(f"{roles} is none of {SCALES}", param_hint="--roles")

@@ -22,9 +22,10 @@ app = typer.Typer(
     no_args_is_help=True,
     help="""The paper's evaluation: its workloads, on real engines, beside its baselines.
 
-Each system is started from nothing with the same number of workers, KV blocks and cores, and is
-sent the same sessions. What comes of it is a folder of files, one per measurement, from which the
-tables and plots are made.
+Each system is started from nothing with the same number of workers, KV
+blocks and cores, and is sent the same sessions. What comes of it is a
+folder of files, one per measurement, from which the tables and plots are
+made.
 
 [dim]Try:[/dim]  prefillshare bench run attribution
 [dim]then[/dim]  prefillshare bench report results
@@ -76,7 +77,7 @@ def write_workload(
 ) -> None:
     """Write one of the paper's workloads as a file, to read it, change it, or run it.
 
-    [dim]Example:[/dim]  prefillshare bench workload react mine.jsonl --sessions 4 --scale 0.1
+    [dim]Example:[/dim]  prefillshare bench workload react mine.jsonl --sessions 4
     """
     from prefillshare_bench import workloads
 
@@ -136,9 +137,10 @@ def import_log(
 ) -> None:
     """Turn logged OpenAI requests into a workload.
 
-    Takes the file that PREFILLSHARE_TRACE names and other logs of chat requests, a JSON object a
-    line. The requests' models become the roles; what they say is sent again as it was. Requests
-    that name no session join the one whose messages they go on from.
+    Takes the file that PREFILLSHARE_TRACE names and other logs of chat
+    requests, a JSON object a line. The requests' models become the roles; what
+    they say is sent again as it was. Requests that name no session join the one
+    whose messages they go on from.
 
     [dim]Example:[/dim]  prefillshare bench import trace.jsonl   [dim]then[/dim]
       prefillshare bench run recorded.jsonl --rate 0.1

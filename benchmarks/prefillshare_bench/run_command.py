@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from prefillshare_bench.choices import Seed, one_of
 from prefillshare_server.errors import ConfigError, Problem
@@ -119,14 +126,16 @@ def run_command(
 ) -> None:
     """Measure experiments, each system from nothing and alone on the machine.
 
-    Can be stopped at any time: the same command goes on where it was. A system that does not start
-    is told of and left out, and the command then ends with code 1.
+    Can be stopped at any time: the same command goes on where it was. A system
+    that does not start is told of and left out, and the command then ends with
+    code 1.
 
     [dim]Examples:[/dim]
 
       prefillshare bench run attribution prediction
 
-      prefillshare bench run react --system prefillshare --system per_model --rate 0.1 --repeats 3
+      prefillshare bench run react --system prefillshare --system per_model
+      --rate 0.1 --repeats 3
 
       prefillshare bench run react --size paper --base meta-llama/Llama-3.1-8B
     """
@@ -272,6 +281,7 @@ def _progress(console: Console, system: str) -> Iterator[Progressed]:
         MofNCompleteColumn(),
         TextColumn("calls"),
         TimeElapsedColumn(),
+        TimeRemainingColumn(),
     )
     with Progress(*columns, console=console) as progress:
         starting = progress.add_task(f"{system}: starting", total=None)

@@ -31,9 +31,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="""Serve teams of specialised models over one shared prefill.
 
-A [bold]base[/bold] model prefills every conversation once. Each [bold]role[/bold] has a decoder
-of its own, fine-tuned from the base, that goes on from the base's KV cache. Clients speak
-OpenAI's API, with the role as the model's name.
+A [bold]base[/bold] model prefills every conversation once. Each [bold]role[/bold] has a decoder of
+its own, fine-tuned from the base, that goes on from the base's KV cache.
+Clients speak OpenAI's API, with the role as the model's name.
 
 [dim]Try:[/dim]  prefillshare check cluster.yaml   [dim]then[/dim]   prefillshare serve cluster.yaml
 """,
@@ -42,8 +42,9 @@ models_app = typer.Typer(
     no_args_is_help=True,
     help="""The model store: models that are built on this machine once and then found by name.
 
-A cluster file may name a store model, a directory, or a Hugging Face hub id.
-Store models live under $PREFILLSHARE_HOME/models, by default ~/.cache/prefillshare/models.
+A cluster file may name a store model, a directory, or a Hugging Face hub
+id. Store models live under $PREFILLSHARE_HOME/models, by default
+~/.cache/prefillshare/models.
 """,
 )
 app.add_typer(models_app, name="models")
@@ -142,8 +143,8 @@ def serve(
 ) -> None:
     """Start the prefill workers, the decode workers and the router; Ctrl-C stops them all.
 
-    Settings come from options, then PREFILLSHARE_<SECTION>__<FIELD> in the environment
-    (PREFILLSHARE_ROUTER__PORT=9000), then the file, then defaults.
+    Settings come from options, then PREFILLSHARE_<SECTION>__<FIELD> in the
+    environment (PREFILLSHARE_ROUTER__PORT=9000), then the file, then defaults.
 
     [dim]Examples:[/dim]
 
@@ -173,10 +174,10 @@ def check(
 ) -> None:
     """Validate a cluster without starting it: models, their fit, layout and port.
 
-    Models that are not on this machine yet are built or downloaded, adapters with `merge: true`
-    are merged into their base. Exit code 2 when something is wrong, with one line for each problem.
-    A decoder that was not trained for this base and prompt layout is a problem, unless it is
-    allowed.
+    Models that are not on this machine yet are built or downloaded, adapters
+    with `merge: true` are merged into their base. Exit code 2 when something is
+    wrong, with one line for each problem. A decoder that was not trained for
+    this base and prompt layout is a problem, unless it is allowed.
 
     [dim]Example:[/dim]  prefillshare check cluster.yaml
     """

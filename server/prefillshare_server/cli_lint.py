@@ -116,7 +116,8 @@ def lint(
 ) -> None:
     """Show where the prompts of a session stop sharing their beginning, why, and the fix.
 
-    Needs no server and no GPU. Without --base or --cluster the counts are estimates, marked ≈.
+    Needs no server and no GPU. Without --base or --cluster the counts are
+    estimates, marked ≈.
 
     [dim]Examples:[/dim]
 
@@ -126,14 +127,16 @@ def lint(
 
       prefillshare lint -- python app.py
 
-      prefillshare lint --max-breaks 0 --min-shared 0.8 -- pytest tests/test_graph.py
+      prefillshare lint --max-breaks 0 --min-shared 0.8 -- pytest tests
 
       prefillshare lint --url http://127.0.0.1:8000/v1 --session order-4711
 
-    A trace line is a request body, or an object with it under "body" or "request": OpenAI's batch
-    files and what PREFILLSHARE_TRACE=trace.jsonl makes the SDK write, for example.
+    A trace line is a request body, or an object with it under "body" or
+    "request": OpenAI's batch files and what PREFILLSHARE_TRACE=trace.jsonl
+    makes the SDK write, for example.
 
-    [dim]Exit code:[/dim] 0; 1 over a limit; 2 for bad input; a program's own code if it fails.
+    [dim]Exit code:[/dim] 0; 1 over a limit; 2 for bad input; a program's own code if it
+    fails.
     """
     program: list[str] | None = ctx.meta.get(_PROGRAM)
     _require_one_input(traces, url, program)

@@ -19,7 +19,8 @@ app = typer.Typer(
     no_args_is_help=True,
     help="""The roles of a running cluster, and the adapters that speak for them.
 
-Changes last until the cluster stops; write them into the cluster file as well.
+Changes last until the cluster stops; write them into the cluster file as
+well.
 """,
 )
 

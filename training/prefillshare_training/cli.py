@@ -197,21 +197,23 @@ def train(
 ) -> None:
     """Fine-tune a specialist that generates from the frozen base's KV cache.
 
-    The base computes the KV of every prompt and is never changed; the decoder learns to answer
-    from it (cache-conditioned fine-tuning). Prompts are rendered as [bold]prefillshare serve[/bold]
-    renders them. The result is an ordinary checkpoint, or with --lora an adapter, for a role of a
-    cluster file.
+    The base computes the KV of every prompt and is never changed; the decoder
+    learns to answer from it (cache-conditioned fine-tuning). Prompts are
+    rendered as [bold]prefillshare serve[/bold] renders them. The result is an ordinary
+    checkpoint, or with --lora an adapter, for a role of a cluster file.
 
     [dim]Examples:[/dim]
 
       prefillshare train --base smollm2-135m-instruct --data calls.jsonl --dry-run
 
-      prefillshare train --base smollm2-135m-instruct --data calls.jsonl --out ./toolcaller
+      prefillshare train --base smollm2-135m-instruct --data calls.jsonl
+      --out ./toolcaller
 
       prefillshare train --base Qwen/Qwen3-1.7B --preset gsm8k --data openai/gsm8k
       --lora --lr 1e-4 --bf16 --out ./solver
 
-      accelerate launch --num_processes 8 -m prefillshare_training … [dim]on several GPUs[/dim]
+      [dim]on several GPUs[/dim]
+      accelerate launch --num_processes 8 -m prefillshare_training …
     """
     options = dict(locals())
     settings = settings_of(options)

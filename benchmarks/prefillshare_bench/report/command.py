@@ -39,8 +39,9 @@ def report_command(
 ) -> None:
     """Turn measured points into one HTML page: plots, tables beside the paper's, machine facts.
 
-    The points are all it needs: nothing is measured, and no engine is started. The page is one
-    file without links to others. Systems and experiments without points are shown as missing.
+    The points are all it needs: nothing is measured, and no engine is started.
+    The page is one file without links to others. Systems and experiments
+    without points are shown as missing.
 
     [dim]Examples:[/dim]
 

@@ -136,21 +136,22 @@ def evaluate(
 ) -> None:
     """Measure how often a decoder is right, in the way it will be served.
 
-    Answers are greedy. In mode shared the base computes the KV of the prompt and the decoder goes
-    on from the last prompt token, exactly as [bold]prefillshare serve[/bold] does. Compare with
-    --mode own, and with the decoder before training. Ctrl-C keeps what is answered; the same
-    command goes on. humaneval runs what the model writes, in a sandbox (Linux).
+    Answers are greedy. In mode shared the base computes the KV of the prompt
+    and the decoder goes on from the last prompt token, exactly as [bold]prefillshare
+    serve[/bold] does. Compare with --mode own, and with the decoder before training.
+    Ctrl-C keeps what is answered; the same command goes on. humaneval runs what
+    the model writes, in a sandbox (Linux).
 
     [dim]Examples:[/dim]
 
       prefillshare eval --base smollm2-135m-instruct --decoder ./toolcaller
       --task bfcl-simple-python --limit 100
 
-      prefillshare eval --base smollm2-135m-instruct --decoder ./solver --task exact
-      --data test.jsonl --match number --record
+      prefillshare eval --base smollm2-135m-instruct --decoder ./solver
+      --task exact --data test.jsonl --match number --record
 
-      prefillshare eval --base smollm2-135m-instruct --task gsm8k --data test.jsonl
-      --server http://127.0.0.1:8000 --role solver
+      prefillshare eval --base smollm2-135m-instruct --task gsm8k
+      --data test.jsonl --server http://127.0.0.1:8000 --role solver
     """
     options = dict(locals())
     from prefillshare_training.evaluate.settings import EvalSettings
