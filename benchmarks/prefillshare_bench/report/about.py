@@ -10,7 +10,7 @@ from prefillshare_bench.report.points import Point
 _OF_THE_RUN: Final = ("command", "started_at")
 RATIOS: Final = (
     "above 1: PrefillShare is better (baseline/ours where less is better, else ours/baseline); "
-    "1: equal; null: one is unknown, or the divisor is 0"
+    "1: equal; null: one is unknown, or the divisor is 0. Of the repeats that both systems have"
 )
 INTERVALS: Final = (
     "95%, by bootstrap: over repeats; where there is one repeat, over its sessions, which wait for "

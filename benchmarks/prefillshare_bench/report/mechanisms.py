@@ -92,16 +92,12 @@ def _rows(
     rows: list[dict[str, Any]] = [
         {"system": name, **_shaped(at_load.get(name)), "paper": theirs.get(name)} for name in wanted
     ]
-    ours = rows[-1]
+    against = summary.against(at_load)
     return {
         "load": None if load is None else {place: load},
         "rows": rows,
-        "ratios": {
-            row["system"]: compare.ratios(ours, row)
-            for row in rows[:-1]
-            if row["repeats"] and ours["repeats"]
-        },
-        "ratios_ci95": _renamed(summary.against(at_load)["ratios_ci95"]),
+        "ratios": _renamed(against["ratios"]),
+        "ratios_ci95": _renamed(against["ratios_ci95"]),
         "paper_ratios": {
             name: compare.ratios(theirs[OURS], theirs[name]) for name in wanted if name != OURS
         },
@@ -123,10 +119,11 @@ def _shaped(found: Summary | None) -> dict[str, Any]:
     return {**columns, "survived": found.survived, "repeats": len(found.points)}
 
 
-def _renamed(intervals: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+def _renamed(ratios: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """By the columns of SHAPE."""
     return {
         baseline: {column: found[name] for column, (name, _) in SHAPE.items() if name in found}
-        for baseline, found in intervals.items()
+        for baseline, found in ratios.items()
     }
 
 

@@ -97,6 +97,7 @@ def _serving(content: Content) -> Built:
     }
     caption = "The best ratio over all loads that both survive, as the paper counts (“up to”)"
     found.append(tables.ratios(caption, best, HEADLINES, {}, row))
+    notes += _repeated({s: content[s] for s in systems})
     for system, lost in content["not_survived"].items():
         places = ", ".join(_place(place, value) for value in lost)
         notes.append(f"{tables.label(system)} did not complete every session at {places}.")
@@ -142,6 +143,7 @@ def _rows(content: Content) -> Built:
         "The paper does not say of what its p95 is. It fits a session: 16 calls with a mean "
         "TTFT of 8 s make a session of minutes, and few calls can have taken 322 s."
     ]
+    notes += _repeated(ours)
     if lost:
         notes.append(f"Not every session completed there with: {', '.join(lost)}.")
     rows = content["loads"]
@@ -254,6 +256,18 @@ def _memory(content: Content) -> Built:
     ], [f"The paper: {theirs['where']}. Ours is read from the engines."]
 
 
+def _repeated(systems: Mapping[str, Content]) -> list[str]:
+    """Which were measured how often, where not all were equally often."""
+    counts = {name: found["repeats"] for name, found in systems.items() if found["repeats"]}
+    if len(set(counts.values())) < 2:
+        return []
+    each = "; ".join(f"{tables.label(name)}: {count}" for name, count in counts.items())
+    return [
+        f"Measurements ({each}): figures are means; a ratio is of the measurements "
+        "that both systems have, for each has sessions of its own."
+    ]
+
+
 def _axis(rows: Sequence[Content], wanted: str) -> str:
     """`limit` for a load that was measured in a closed loop."""
     return wanted if not rows or wanted in rows[0] else "limit"
@@ -322,6 +336,6 @@ _SECTIONS: Final[Mapping[str, tuple[str, str, Callable[[Content], Built]]]] = {
     "long_output": (
         "Long outputs",
         "Answers longer than what is prefilled: where decoding takes the time, less is gained.",
-        _pairs("loads", "rate", ("p95_s", "throughput_tok_s")),
+        _pairs("loads", "rate", ("session_p95_s", "p95_s", "throughput_tok_s")),
     ),
 }

@@ -36,6 +36,11 @@ class Summary:
             if point.figures.get(measure) is not None
         }
 
+    def shared_with(self, other: Summary) -> Summary:
+        """Its points of the repeats that `other` has too."""
+        repeats = {point.repeat for point in other.points}
+        return Summary(self.system, tuple(p for p in self.points if p.repeat in repeats))
+
     def row(self) -> dict[str, Any]:
         """What a results file says of it."""
         return {
@@ -100,13 +105,19 @@ def row(place: str, value: Any, systems: Mapping[str, Summary]) -> dict[str, Any
 def against(
     systems: Mapping[str, Summary], with_interval: Collection[str] = MEASURES
 ) -> dict[str, Any]:
-    """`ratios` per baseline, and `ratios_ci95` (see `intervals`)."""
+    """`ratios` per baseline, and `ratios_ci95` (see `intervals`).
+
+    A repeat has sessions of its own, so both sides are those of the repeats that both have.
+    """
     if OURS not in systems:
         return {"ratios": {}, "ratios_ci95": {}}
-    ours = systems[OURS]
-    baselines = {name: summary for name, summary in systems.items() if name != OURS}
+    pairs = {
+        name: (systems[OURS].shared_with(summary), summary.shared_with(systems[OURS]))
+        for name, summary in systems.items()
+        if name != OURS
+    }
     found = {
-        name: compare.ratios(ours.figures, theirs.figures) for name, theirs in baselines.items()
+        name: compare.ratios(ours.figures, theirs.figures) for name, (ours, theirs) in pairs.items()
     }
     intervals = {
         name: {
@@ -114,7 +125,7 @@ def against(
             for measure in found[name]
             if measure in with_interval and (interval := _ratio_interval(measure, ours, theirs))
         }
-        for name, theirs in baselines.items()
+        for name, (ours, theirs) in pairs.items()
     }
     return {"ratios": found, "ratios_ci95": {name: own for name, own in intervals.items() if own}}
 

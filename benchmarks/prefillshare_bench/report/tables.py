@@ -70,10 +70,12 @@ def pairs(caption: str, rows: Sequence[Content], place: str, names: Sequence[str
     for row in rows:
         systems = row.get("systems", row)
         theirs, ours = systems.get("per_model") or {}, systems.get(OURS) or {}
+        known = row.get("ratios", {}).get("per_model", {})
         line = [number(row[place])]
         for name in names:
             mine, other = ours.get(name), theirs.get(name)
-            line += [shown(name, other), shown(name, mine), _times(ratio(name, mine, other), None)]
+            times = known.get(name, ratio(name, mine, other))
+            line += [shown(name, other), shown(name, mine), _times(times, None)]
         cells.append(tuple(line))
     return Table(caption, tuple(header), tuple(cells))
 
