@@ -38,6 +38,15 @@ def test_a_ratio_is_of_the_repeats_that_both_have(uneven: dict[str, dict[str, An
     assert uneven["attribution"]["ratios"]["shared_pool"]["local_prefill_tokens"] == 4
 
 
+def test_so_is_a_ratio_of_what_is_kept(tmp_path: Path) -> None:
+    folders.point(tmp_path, "memory", "per_model", memory_bytes=8 * 2**30)
+    for repeat, size in enumerate((2, 64)):
+        folders.point(tmp_path, "memory", "prefillshare", repeat=repeat, memory_bytes=size * 2**30)
+    memory = files.results(read(tmp_path))["memory"]
+    assert memory["systems"]["prefillshare"]["memory_bytes"] == 33 * 2**30
+    assert memory["ratios"]["per_model"]["memory_bytes"] == 4
+
+
 def test_tables_of_pairs_show_that_ratio(uneven: dict[str, dict[str, Any]]) -> None:
     [row] = section(uneven, "swarm").tables[0].rows
     assert [cell for cell in row if cell.endswith("×")] == ["4.00×", "4.00×"]

@@ -44,27 +44,15 @@ def memory(points: Sequence[Point]) -> dict[str, Any]:
     """
     places = summary.sweep(points, lambda point: 0)
     systems = places.get(0, {})
-    rows: dict[str, dict[str, Any]] = {
-        name: {
-            "kv_bytes": mean([kept_bytes(point) for point in found.points]),
-            "kv_bytes_per_session": mean([_per_session(point) for point in found.points]),
-            "cached_blocks": mean([_cached_blocks(point) for point in found.points]),
-            "bytes_per_block": _bytes_per_block(found.points),
-            "memory_bytes": mean([point.data.get("memory_bytes") for point in found.points]),
-            "survived": found.survived,
-            "repeats": len(found.points),
-        }
-        for name, found in systems.items()
-    }
-    ours = rows.get(OURS)
+    ours = systems.get(OURS)
     return {
-        "systems": rows,
+        "systems": {name: _kept(found) for name, found in systems.items()},
         "ratios": {
-            name: compare.ratios(ours, theirs)
-            for name, theirs in rows.items()
+            name: compare.ratios(_kept(ours.shared_with(found)), _kept(found.shared_with(ours)))
+            for name, found in systems.items()
             if ours and name != OURS
         },
-        "missing": [name for name in ("per_model", OURS) if name not in rows],
+        "missing": [name for name in ("per_model", OURS) if name not in systems],
         "paper": dict(paper.MEMORY),
         "about": {
             **about(points),
@@ -73,6 +61,18 @@ def memory(points: Sequence[Point]) -> dict[str, Any]:
             "memory_bytes": "all processes of the system after the workload, with weights and "
             "room for KV; what several share counts once (PSS), what lies on GPUs does not",
         },
+    }
+
+
+def _kept(found: Summary) -> dict[str, Any]:
+    return {
+        "kv_bytes": mean([kept_bytes(point) for point in found.points]),
+        "kv_bytes_per_session": mean([_per_session(point) for point in found.points]),
+        "cached_blocks": mean([_cached_blocks(point) for point in found.points]),
+        "bytes_per_block": _bytes_per_block(found.points),
+        "memory_bytes": mean([point.data.get("memory_bytes") for point in found.points]),
+        "survived": found.survived,
+        "repeats": len(found.points),
     }
 
 
